@@ -182,11 +182,11 @@ class Experts(Module):
 class _ExpertWeights(NamedTuple):
     """Parameters of a device's experts that rows meet, or the gradient slots of these; None for absent ones."""
 
-    gate: Any
-    up: Any
-    down: Any
-    gate_bias: Any
-    up_bias: Any
+    gate: jax.Array | None
+    up: jax.Array
+    down: jax.Array
+    gate_bias: jax.Array | None
+    up_bias: jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,13 +218,14 @@ class _Work:
         gate, up, down, gate_bias, up_bias = (
             None if value is None or slot is None else GatheredWeight(value, slot) for value, slot in zip(values, slots)
         )
+        assert up is not None and down is not None
         plain = self.clamp is None and gate_bias is None and up_bias is None
         in_one_loop = plain and rows.dtype == jnp.float32 and self.target.traits.experts_in_one_loop
         if in_one_loop and is_blocked(rows.dtype, groups, self.target):
             present = [w for w in (gate, up, down) if w is not None]
             return apply_weight_op(_InOneLoop(self.activation), (rows, weight, groups), *present)
 
-        def times(rows: jax.Array, w: Any, bias: Any = None) -> jax.Array:
+        def times(rows: jax.Array, w: GatheredWeight, bias: GatheredWeight | None = None) -> jax.Array:
             product = checkpoint_name(apply_weight_op(_Grouped(self.target), (rows, groups), w), PRODUCT)
             return product if bias is None else apply_weight_op(_GroupedBias(self.target), (product, groups), bias)
 

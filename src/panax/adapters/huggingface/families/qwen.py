@@ -106,6 +106,13 @@ QWEN3_MOE = Family(
     mixture=_MIXTURE,
 )
 
+_SHARED_EXPERTS = {
+    **EXPERTS,
+    **shared_expert("mlp.shared_expert"),
+    "feed_forward.w_shared_gate": ("mlp.shared_expert_gate.weight", "1 embed"),
+}
+"""Experts, and the shared one with its gate."""
+
 QWEN2_MOE = Family(
     model_type="qwen2_moe",
     title="Qwen1.5 and Qwen2 mixture of experts",
@@ -125,9 +132,7 @@ QWEN2_MOE = Family(
         {
             **MULTI_HEAD,
             **GATED,
-            **EXPERTS,
-            **shared_expert("mlp.shared_expert"),
-            "feed_forward.w_shared_gate": ("mlp.shared_expert_gate.weight", "1 embed"),
+            **_SHARED_EXPERTS,
         },
     ),
     mixture=MoEMapping(
@@ -223,12 +228,6 @@ _SEPARATE = {
     "mixer.w_dt": ("linear_attn.in_proj_a.weight", "delta_heads embed"),
 }
 
-_EXPERTS = {
-    **EXPERTS,
-    **shared_expert("mlp.shared_expert"),
-    "feed_forward.w_shared_gate": ("mlp.shared_expert_gate.weight", "1 embed"),
-}
-
 
 def _read_layers(raw: Mapping[str, Any], refuse: RefuseFn) -> dict[str, Any]:
     """Read which layers attend: those of `layer_types`, or every n-th."""
@@ -250,14 +249,7 @@ def _write_layers(config: DeltaNetConfig) -> WrittenConfig:
 
 _DELTA_MIXTURE = MoEMapping(
     always={"shared_gate": True},
-    keys={
-        "experts": "num_experts",
-        "active": "num_experts_per_tok",
-        "ffn": "moe_intermediate_size",
-        "shared": "shared_expert_intermediate_size",
-        "every": "decoder_sparse_step",
-        "normalize_topk": "norm_topk_prob",
-    },
+    keys={**_MIXTURE.keys, "shared": "shared_expert_intermediate_size"},
     absent={
         "num_experts": 512,
         "num_experts_per_tok": 10,
@@ -278,7 +270,7 @@ QWEN3_NEXT = Family(
     absent={**_DELTA_ABSENT, "intermediate_size": 5632},
     only=_DELTA_ONLY,
     rotary=_DELTA_ROTARY,
-    weights=rotary_weights(_DELTA_NORMS, _ATTENTION | GATED | _EXPERTS | _MIXER | _FUSED),
+    weights=rotary_weights(_DELTA_NORMS, _ATTENTION | GATED | _SHARED_EXPERTS | _MIXER | _FUSED),
     mixture=_DELTA_MIXTURE,
     config=DeltaNetConfig,
     computed=("attention_layers",),
@@ -316,7 +308,7 @@ QWEN3_5_MOE = Family(
     absent={**_DELTA_ABSENT, "moe_intermediate_size": 512},
     only=_DELTA_ONLY,
     rotary=_DELTA_ROTARY,
-    weights=rotary_weights(_DELTA_NORMS, _ATTENTION | _EXPERTS | _MIXER | _SEPARATE),
+    weights=rotary_weights(_DELTA_NORMS, _ATTENTION | _SHARED_EXPERTS | _MIXER | _SEPARATE),
     mixture=MoEMapping(
         always={"ffn": 0, "shared_gate": True},
         keys={"experts": "num_experts", "active": "num_experts_per_tok", "shared": "shared_expert_intermediate_size"},

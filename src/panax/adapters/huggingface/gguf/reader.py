@@ -131,7 +131,7 @@ def _llama3_scaling(factors: np.ndarray, theta: float, where: Path) -> RotarySca
     return scaling
 
 
-def read_tensors(file: GgufFile, raw: Mapping[str, Any], where: Path) -> dict[str, Any]:
+def read_tensors(file: GgufFile, raw: Mapping[str, Any], where: Path) -> dict[str, TensorSlice]:
     """Return a file's tensors under Hugging Face's names, in its layout."""
     architecture = find_architecture(file, where)
     return dict(_renamed(file.tensors, architecture, raw))

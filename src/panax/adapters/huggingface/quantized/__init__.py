@@ -57,7 +57,7 @@ def check_quantization(raw: Mapping[str, Any], refuse: RefuseFn) -> None:
     refuse(KEY, f"weights of quant_method={method!r} are not read; {way}")
 
 
-def dequantize(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, Any]:
+def dequantize(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, TensorSlice]:
     """Return tensors of which the quantized ones are read as float32, without their scales.
 
     Args:
@@ -69,7 +69,7 @@ def dequantize(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, A
     if not isinstance(settings, Mapping):
         return dict(tensors)
     left = {name: tensor for name, tensor in tensors.items() if not _OF_ACTIVATIONS.search(name)}
-    wide: dict[str, Any] = {}
+    wide: dict[str, TensorSlice] = {}
     for name in tensors:
         for read in READERS if name in left else ():
             if (dequantized := read(name, left, settings)) is not None:
