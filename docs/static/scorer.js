@@ -1,6 +1,5 @@
 /* Sphinx gives every page that has a word of the query in any heading the same score. Pages with more of the words in their
- * headings, and in their own title, come first here; generated pages come after those that explain. tests/docs/site_search.py
- * does the same. */
+ * headings, and in their own title, come first here; generated pages come after those that explain. */
 const _questionWords = () => {
   const stemmer = new Stemmer();
   const query = new URLSearchParams(window.location.search).get("q") || "";
@@ -21,7 +20,7 @@ var Scorer = {
       if ([].concat(index.titleterms[word] ?? []).includes(file)) score += Scorer.heading;
       if (titleWords.includes(word)) score += Scorer.pageTitle;
     }
-    return score + (/^(reference|messages|decisions)\//.test(name) ? Scorer.generated : 0);
+    return score + (/^(reference|messages|decisions|families)\//.test(name) ? Scorer.generated : 0);
   },
   objNameMatch: 11,
   objPartialMatch: 6,
