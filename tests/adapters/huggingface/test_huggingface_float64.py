@@ -2,6 +2,7 @@
 dtype, for logits and for every gradient. Epsilons are at work: embeddings are small."""
 
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ FACTOR, FLOOR = 2.0, 1e-7
 """Largest error, as a multiple of that of `transformers` in float32, and an absolute allowance."""
 BFLOAT16_FACTOR = 1.5
 """The same in bfloat16."""
-MISSED = {
-    "bamba": {".mamba.A_log": 3.0},
-    "gpt_oss": {".mlp.router.bias": 6.0, ".self_attn.k_proj.bias": 3.5, ".self_attn.q_proj.bias": 3.5},
-}
-"""Vectors that are further off, and the multiple granted: sums over all positions in which most of the terms cancel."""
+NEAR = {"gpt_oss": {".self_attn.k_proj.bias": 2.5, ".self_attn.q_proj.bias": 2.5}}
+"""Vectors near the limit (1.95 times on a Zen 4), and the multiple granted on other processors: sums over all positions in which
+most of the terms cancel. Blockwise attention computes the weights again from each row's sum; with scores at once it is 1.4."""
+AS_TRAINED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+"""What a run is compiled with. With the suite's options a sum is taken in order, which leaves up to 3 times the error."""
 SMALL = 0.02
 """Factor of the embedding: squares of its values are near the epsilons of norms."""
 
@@ -67,7 +68,7 @@ def error(value: np.ndarray, truth: np.ndarray) -> float:
 
 
 def our_logits(example: Example, dtype: Any, tokens: np.ndarray) -> jax.Array:
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=AS_TRAINED)
     def run(params, tokens, position):
         hidden, _ = params(tokens, Context(position, None), dtype=dtype, state=example.state.get("router_bias"))
         return compute_logits(params, hidden)
@@ -78,7 +79,7 @@ def our_logits(example: Example, dtype: Any, tokens: np.ndarray) -> jax.Array:
 def our_step(example: Example) -> Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]]:
     """Return a function of tokens and targets to logits, and to gradients of the mean loss by the names of the files."""
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=AS_TRAINED)
     def run(params, batch, position):
         def mean_loss(params):
             return example.task.loss(params, example.state, batch, jax.random.key(0), True).losses["cross_entropy"].mean
@@ -124,7 +125,7 @@ def test_errors_are_at_most_twice_those_of_transformers(name: str, folder_of_exa
     errors = {key: np.sqrt(pair / len(SEEDS)) for key, pair in squares.items()}
     worst = max(errors, key=lambda key: errors[key][0] / (FACTOR * errors[key][1] + FLOOR))
     print(f"{name}: logits {errors['logits']}, worst {worst} {errors[worst]}")
-    factor = {key: next((n for end, n in MISSED.get(name, {}).items() if key.endswith(end)), FACTOR) for key in errors}
+    factor = {key: next((n for end, n in NEAR.get(name, {}).items() if key.endswith(end)), FACTOR) for key in errors}
     assert {key: pair for key, pair in errors.items() if pair[0] > factor[key] * pair[1] + FLOOR} == {}
 
 
