@@ -4,7 +4,7 @@ import numpy as np
 
 from panax.layers import GateClamp, LinearScaling, Rotary, YarnScaling
 from panax.layers.moe.moe_config import MoE
-from panax.models import DecoderConfig, DecoderTask, DeltaNetConfig
+from panax.models import DecoderConfig, DecoderTask, DeltaNetConfig, HeadSizes
 from panax.optim import AdamW, Schedule
 
 CONFIG = DecoderConfig(
@@ -118,6 +118,14 @@ FEATURES: dict[str, DecoderConfig] = {
         gate_clamp=GateClamp(limit=0.5),
         feed_forward=MoE(experts=4, active=2, ffn=16, logit_bias=True, expert_biases=True, balance=0.1, first_dense=1),
         tied=False,
+    ),
+    "heads of two widths and numbers": DecoderConfig(
+        **SIZES,
+        windows=(8, 0),
+        head_sizes=(HeadSizes(kv_heads=4), HeadSizes(heads=8, kv_heads=4, head_dim=12)),
+        rotaries=(Rotary(), Rotary(fraction=0.5)),
+        qk_norm=True,
+        attention_bias=True,
     ),
     "delta nets, gated attention in every fourth layer": DeltaNetConfig(
         **SIZES,

@@ -181,6 +181,8 @@ TYPED = [
     ("evaluate runs/tiny --batches -1", 2, "batches=-1; expected 1 or more, or 0 for all"),
     ("export empty out", 4, "empty holds no checkpoint; name a folder like runs/quickstart"),
     ("export runs/tiny", 2, "arguments are required: directory"),
+    ("export runs/tiny exported --gguf F16 --dtype float16", 2, "--dtype has no effect with --gguf"),
+    ("export runs/tiny exported --gguf F16", 2, r"can't express this .* model: .*windows=.*; export without --gguf"),
     ("export runs/tiny runs/tiny/metrics.jsonl", 4, "can't write to runs/tiny/metrics.jsonl"),
     ("checkpoint verify nowhere", 4, "nowhere holds no checkpoint; name a run's folder"),
 ]  # fmt: skip

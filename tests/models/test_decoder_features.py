@@ -1,5 +1,7 @@
 """Features of open models: refusals, and a cache that gives the results of the whole pass."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +12,9 @@ from tiny import FEATURES
 from panax.core import RecipeError
 from panax.layers import Context, DynamicScaling, LinearScaling, Rotary, YarnScaling
 from panax.layers.attention.attention import normalize_heads
+from panax.layers.attention.latent_attention import Latent
 from panax.layers.moe.moe_config import MoE
-from panax.models import Decoder, DecoderConfig, compute_logits, sample
+from panax.models import Decoder, DecoderConfig, HeadSizes, compute_logits, sample
 
 
 @pytest.mark.parametrize(
@@ -31,11 +34,27 @@ from panax.models import Decoder, DecoderConfig, compute_logits, sample
         ({"logit_multiplier": float("nan")}, "logit_multiplier=nan: expected a number"),
         ({"rotaries": (Rotary(),), "rotary": None}, "rotary=None has no effect with rotaries"),
         ({"rotaries": (Rotary(fraction=0.01),)}, "expected an even number"),
+        ({"head_sizes": (HeadSizes(head_dim=7),)}, "expected an even number"),
+        ({"head_sizes": (HeadSizes(), HeadSizes(heads=6, kv_heads=4))}, "heads=6 is not divisible by kv_heads=4"),
+        ({"head_sizes": (HeadSizes(heads=-2),)}, r"heads=-2.*expected numbers above 0"),
+        ({"head_sizes": (HeadSizes(),), "latent": Latent()}, "head_sizes=.* has no effect with latent"),
     ],
 )
 def test_settings_without_meaning_are_refused(change: dict, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         DecoderConfig(**change)
+
+
+def test_heads_of_a_layer_are_those_of_its_place_in_the_cycle() -> None:
+    config = FEATURES["heads of two widths and numbers"]
+    model = jax.eval_shape(lambda key: Decoder.build(key, config), jax.random.key(0))
+    (stack,) = model.stacks
+    local, full = stack.blocks
+    assert local.attention.w_q.shape == (2, 32, 4, 8) and local.attention.w_k.shape == (2, 32, 4, 8)
+    assert full.attention.w_q.shape == (2, 32, 8, 12) and full.attention.w_k.shape == (2, 32, 4, 12)
+    assert full.attention.w_o.shape == (2, 8, 12, 32) and full.attention.q_norm.scale.shape == (2, 12)
+    longer = dataclasses.replace(config, num_layers=5)
+    assert [kind.heads.head_dim for kind in longer.kinds] == [8, 12, 8, 12, 8]
 
 
 def test_a_gate_needs_something_to_gate() -> None:

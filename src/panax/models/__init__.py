@@ -2,7 +2,7 @@
 
 from ..layers.stages.staged_task import ComputeType
 from .decoder.base_width import BaseWidth
-from .decoder.config import DecoderConfig
+from .decoder.config import DecoderConfig, HeadSizes
 from .decoder.delta import DeltaNetConfig
 from .decoder.mamba import HybridConfig
 from .decoder.model import Decoder
@@ -29,7 +29,7 @@ from .vision.vit_task import VitTask
 
 __all__ = [
     "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "BaseWidth",
-    "ComputeType", "Decoder", "DecoderConfig", "DecoderTask", "DeltaNetConfig", "Dlrm", "DlrmConfig", "DlrmTask",
+    "ComputeType", "Decoder", "DecoderConfig", "DecoderTask", "DeltaNetConfig", "Dlrm", "DlrmConfig", "DlrmTask", "HeadSizes",
     "HeadedDecoder", "HeadedTask", "HstuConfig", "HybridConfig", "SequenceTask", "TextClassifierTask", "TextEmbedderTask",
     "TwoTower", "TwoTowerConfig", "TwoTowerTask", "Vit", "VitConfig", "VitTask", "compute_logits", "count_active_parameters",
     "count_parameters", "item_vectors", "query_vectors", "retrieval_metrics", "sample", "sequence_item_vectors",

@@ -175,15 +175,21 @@ def of_words(folder: Path) -> Path:
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 @pytest.mark.parametrize("name", MODELS)
 def test_llama_cpp_finds_the_same_tokens(name: str, kind: str, tmp_path: Path) -> None:
-    """The next token after each beginning of a text, and its log-probability, against the model as the file has it."""
+    """The next token after each beginning of a text with its log-probability, and a greedy answer, against the model as the
+    file has it."""
     xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp is built for x86-64 Linux")
     save_gguf(tmp_path / "model.gguf", draw(MODELS[name]), kind, tokenizer=of_words(tmp_path / "words"))
     task = DecoderTask(model=config_from(tmp_path))
     model, _ = load(tmp_path, task, *abstract(task))
-    tokens = np.random.default_rng(0).integers(0, 290, (1, 24)).astype(np.int32)
     place = jnp.arange(24, dtype=jnp.int32)[None]
-    hidden, _ = jax.jit(lambda model: model(jnp.asarray(tokens), Context(place), dtype=jnp.float32))(model)
-    ours = np.asarray(jax.nn.log_softmax(compute_logits(model, hidden)))[0]
+
+    @jax.jit
+    def score(tokens: jax.Array) -> jax.Array:
+        hidden, _ = model(tokens[None], Context(place), dtype=jnp.float32)
+        return jax.nn.log_softmax(compute_logits(model, hidden))[0]
+
+    tokens = np.random.default_rng(0).integers(0, 290, 24).astype(np.int32)
+    ours = np.asarray(score(tokens))
     params = xllamacpp.CommonParams()
     params.model.path, params.n_ctx, params.warmup = str(tmp_path / "model.gguf"), 64, False
     params.cpuparams.n_threads, params.sampling.temp = 1, 0.0
@@ -191,9 +197,7 @@ def test_llama_cpp_finds_the_same_tokens(name: str, kind: str, tmp_path: Path) -
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     server, apart, same = xllamacpp.Server(params), [], 0
     for length in range(1, 25):
-        request = {"prompt": tokens[0, :length].tolist(), "n_predict": 1, "temperature": 0.0, "logprobs": 1}
-        answer = server.handle_completions({**request, "ignore_eos": True, "cache_prompt": False})
-        (theirs,) = answer["choices"][0]["logprobs"]["content"]
+        (theirs,) = answered(server, tokens[:length], 1)
         apart.append(abs(theirs["logprob"] - ours[length - 1, theirs["id"]]))
         same += theirs["id"] == ours[length - 1].argmax()
     print(f"{name} {kind}: {same} of 24 tokens, log-probabilities at most {max(apart):.1e} apart")
@@ -201,6 +205,20 @@ def test_llama_cpp_finds_the_same_tokens(name: str, kind: str, tmp_path: Path) -
     assert np.median(apart) < BOUNDS[kind] * (5 if MODELS[name].feed_forward and kind == "Q8_0" else 1)
     assert same >= (22 if kind == "F16" else 14)
     assert len(set(ours.argmax(-1).tolist())) > 6
+    answer = [each["id"] for each in answered(server, tokens[:8], 16)]
+    after = np.asarray(score(np.concatenate([tokens[:8], answer]).astype(np.int32)))[7:-1]
+    lost = after.max(axis=-1) - np.take_along_axis(after, np.array(answer)[:, None], -1)[:, 0]
+    print(
+        f"{name} {kind}: of a greedy answer {np.sum(lost == 0)} of 16 tokens, others at most {lost.max():.1e} less likely"
+    )
+    assert len(answer) == 16 and (lost.max() < 2 * max(apart) if kind == "F16" else np.sum(lost == 0) >= 6)
+
+
+def answered(server: Any, tokens: np.ndarray, count: int) -> list[dict[str, Any]]:
+    """Return llama.cpp's next tokens with their log-probabilities."""
+    request = {"prompt": tokens.tolist(), "n_predict": count, "temperature": 0.0, "logprobs": 1}
+    answer = server.handle_completions({**request, "ignore_eos": True, "cache_prompt": False})
+    return answer["choices"][0]["logprobs"]["content"]
 
 
 def test_the_tokenizer_has_its_end_and_template(tokenizer_folder: Path, tmp_path: Path) -> None:
@@ -232,7 +250,7 @@ def test_the_tokenizer_has_its_end_and_template(tokenizer_folder: Path, tmp_path
 def test_what_a_file_can_not_express_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     model = draw(dataclasses.replace(MODELS["llama"], **change))
     with pytest.raises(RecipeError, match=message):
-        save_gguf(tmp_path / "model.gguf", model)
+        save_gguf(tmp_path / "new" / "model.gguf", model)
     assert not list(tmp_path.iterdir())
 
 

@@ -20,15 +20,18 @@ pytestmark = pytest.mark.slow
 
 ROWS, LENGTH, VOCABULARY = 2, 48, 512
 FEW: dict[str, Any] = {"num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8}
-PLAIN: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+NET_AND_ATTENTION: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+"""`transformers` computes no model of delta nets alone."""
 
 WIDTHS: dict[str, dict[str, Any]] = {
     "arcee": {}, "cohere": {}, "cohere2": {}, "deepseek_v2": {"num_experts_per_tok": 6, "first_k_dense_replace": 0},
     "deepseek_v3": {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1}, "ernie4_5": {}, "exaone4": {}, "gemma": {},
     "gemma2": {}, "gemma3_text": {}, "glm": {}, "glm4": {}, "gpt_neox": {}, "gpt_oss": {}, "granite": {}, "granitemoe": {},
     "helium": {}, "hunyuan_v1_dense": {"head_dim": 128}, "llama": {}, "mistral": {}, "mixtral": {"num_local_experts": 4},
-    "nemotron": {}, "olmo2": {}, "olmo3": {}, "olmoe": {}, "phi3": {}, "qwen2": {}, "qwen2_moe": {}, "qwen3": {},
-    "qwen3_5_text": {}, "qwen3_moe": {}, "qwen3_next": {}, "seed_oss": {}, "smollm3": {}, "stablelm": {}, "starcoder2": {},
+    "nemotron": {"num_key_value_heads": 8}, "olmo2": {}, "olmo3": {}, "olmoe": {}, "phi3": {}, "qwen2": {}, "qwen2_moe": {},
+    "qwen3": {}, "qwen3_5_text": NET_AND_ATTENTION, "qwen3_moe": {},
+    "qwen3_next": {**NET_AND_ATTENTION, "num_experts_per_tok": 4}, "seed_oss": {}, "smollm3": {}, "stablelm": {},
+    "starcoder2": {},
 }  # fmt: skip
 """Settings beside those that `transformers` has by default, which are the widths of one of the released members."""
 
@@ -63,7 +66,7 @@ def test_one_layer_of_a_released_width(name: str, tmp_path: Path) -> None:
         }
     task = DecoderTask(model=config_from(tmp_path))
     params, state = load(tmp_path, task, *abstract(task))
-    assert task.model.embed >= 1024 and task.model.num_layers == 1
+    assert task.model.embed >= 1024 and task.model.num_layers == config.num_hidden_layers
     place = jnp.broadcast_to(jnp.arange(LENGTH, dtype=jnp.int32), (ROWS, LENGTH))
     sizes = np.linalg.norm(truth, axis=-1)
     for dtype, factor in (("float32", 2.0), ("bfloat16", 1.5)):

@@ -99,3 +99,11 @@ def test_what_was_trained_is_exported_as_what_came_in(base: Path, tmp_path: Path
     trained = panax.load("runs/base").params
     for ours, theirs in zip(jax.tree.leaves(again), jax.tree.leaves(trained), strict=True):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs.astype("bfloat16").astype("float32")))
+    assert main(["export", "runs/base", "single", "--gguf", "F16"]) == 0
+    task = dataclasses.replace(longer.task, model=config_from("single"))
+    halves = panax.adapters.huggingface.load("single", task, *jax.eval_shape(task.init, jax.random.key(0)))[0]
+    table = np.asarray(trained.embedding.table[:300])
+    np.testing.assert_array_equal(np.asarray(halves.embedding.table[:300]), table.astype("float16").astype("float32"))
+    assert sorted(path.name for path in (tmp_path / "single").glob("*.[gj]*")) == [
+        "chat_template.jinja", "model-F16.gguf", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip

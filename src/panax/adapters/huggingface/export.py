@@ -133,7 +133,6 @@ def save_gguf(
         differs = [f"{name}={there[name]!r} for {value!r}" for name, value in expected.items() if there[name] != value]
         return "; ".join(differs) or None
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     folder = None if tokenizer is None else Path(tokenizer)
     write_gguf(path, raw, plans, kind, tokenizer=folder, difference=difference)
 

@@ -1,5 +1,6 @@
 """`panax export`: a trained model as a folder that Hugging Face's libraries load."""
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,14 @@ def _write_gguf(trained: LoadedModel, directory: Path, kind: str) -> int:
         raise RecipeError(
             f"{trained.url} holds a vision transformer; GGUF files are of decoders, export without --gguf"
         )
-    if trained.tokenizer is not None:
-        trained.tokenizer.save(directory)
-    path = directory / f"model-{kind}.gguf"
-    tokenizer = None if trained.tokenizer is None else directory
-    save_gguf(path, trained.params, kind, tokenizer=tokenizer, like=trained.released)
+    path, tokenizer = directory / f"model-{kind}.gguf", trained.tokenizer
+    with tempfile.TemporaryDirectory() as folder:
+        if tokenizer is not None:
+            tokenizer.save(folder)
+        save_gguf(path, trained.params, kind, tokenizer=None if tokenizer is None else folder, like=trained.released)
+    if tokenizer is not None:
+        # After the file, so that a model that GGUF can't express leaves nothing.
+        tokenizer.save(directory)
     print(f"{trained.url} written to {path}; llama.cpp runs it")
     return 0
 

@@ -62,6 +62,8 @@ class BaseWidth(Validated):
                 "task.base: task.model.embed_scale grows embeddings with the width, which muP does not; set it to False, or "
                 "remove task.base"
             )
+        if model.head_sizes:
+            raise RecipeError("task.base: muP has no rule for heads of several widths; remove head_sizes or task.base")
         if model.head_size != narrow.head_size:
             scale = model.head_size**2 / narrow.head_size
             if model.query_scale != scale:

@@ -70,19 +70,20 @@ def _attention(
             scale=scale,
             output_gain=output_gain,
         )
-    norm = functools.partial(norm_builder(config), size=config.head_size)
+    head = kind.heads or config.layer_heads[0]
+    norm = functools.partial(norm_builder(config), size=head.head_dim)
     sizes = {
         "embed": config.embed,
         "norm": config.embed,
-        "heads": config.heads,
-        "kv_heads": config.num_kv_heads,
-        "head_dim": config.head_size,
+        "heads": head.heads,
+        "kv_heads": head.kv_heads,
+        "head_dim": head.head_dim,
     }
     absent = {} if config.attention_bias else {"b_q": None, "b_k": None, "b_v": None}
     absent |= {} if config.attention_output_bias else {"b_o": None}
     sinks = {"sinks": constant(0.0)} if config.attention_sinks else {}
     if rotary is not None and rotary.score_gain != 1.0:
-        scale = (config.head_size**-0.5 if scale is None else scale) * rotary.score_gain
+        scale = (head.head_dim**-0.5 if scale is None else scale) * rotary.score_gain
     gate = {"w_gate": normal("embed")} if config.attention_gate else {}
     scoped, scales = None, {}
     if config.qk_norm and config.qk_norm_scope != "head":

@@ -18,6 +18,21 @@ from ...layers.norm import NormKind
 from .blocks import build_transformer_block
 
 
+@dataclasses.dataclass(frozen=True)
+class HeadSizes:
+    """Heads of one kind of layers; a 0 takes the decoder's setting of that name.
+
+    Attributes:
+        heads: Number of query heads.
+        kv_heads: Number of key-value heads; 0 for `heads` if that is set here.
+        head_dim: Width of a head.
+    """
+
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+
+
 class LayerKind(NamedTuple):
     """The properties that may differ between the layers of one decoder.
 
@@ -26,17 +41,20 @@ class LayerKind(NamedTuple):
         mixture: True if the feed-forward is a mixture of experts.
         rotary: Rotary embedding of its attention; None if it has none.
         mixer: The layer that mixes positions; configs with other mixers than attention name them here.
+        heads: Heads of its attention, all of them above 0; None for the decoder's.
     """
 
     window: int
     mixture: bool
     rotary: Rotary | None = None
     mixer: str = "attention"
+    heads: HeadSizes | None = None
 
 
 _WITH_LATENT = {
     "kv_heads": 0,
     "head_dim": 0,
+    "head_sizes": (),
     "qk_norm": False,
     "qk_norm_scope": "head",
     "qk_norm_after_rotary": False,
@@ -68,6 +86,7 @@ class DecoderConfig(Validated):
         embed: Width of the residual stream.
         kv_heads: Number of key-value heads; 0 for the number of query heads.
         head_dim: Width of a head; 0 for `embed / heads`.
+        head_sizes: Heads in place of `heads`, `kv_heads` and `head_dim`, cycled over the layers like `windows`.
         latent: Attend with keys and values projected up from a latent; its widths replace `kv_heads` and
             `head_dim`.
         ffn: Width of the feed-forward layer.
@@ -85,7 +104,7 @@ class DecoderConfig(Validated):
         attention_clip: Clip queries, keys and values to ±attention_clip after their projection (DBRX).
         attention_gate: Multiply the attention's output by a sigmoid of a projection of its input, feature by feature,
             before the output projection (Qwen3-Next).
-        query_scale: Scores are multiplied by `query_scale ** -0.5`; 0 takes `head_dim`.
+        query_scale: Scores are multiplied by `query_scale ** -0.5`; 0 takes the layer's `head_dim`.
         post_norms: Also normalize each sub-layer's output before it is added to the residual stream (Gemma
             2).
         parallel_residual: Attention and feed-forward have the same input, and both are added to it (GPT-NeoX).
@@ -110,6 +129,7 @@ class DecoderConfig(Validated):
     heads: int = 4
     kv_heads: int = 0
     head_dim: int = 0
+    head_sizes: tuple[HeadSizes, ...] = ()
     latent: Latent | None = None
     ffn: int = 1024
     feed_forward: MoE | None = None
@@ -217,11 +237,16 @@ class DecoderConfig(Validated):
             self.head_dim > 0 or self.latent is not None or self.embed % self.heads == 0,
             f"model.embed={self.embed} is not divisible by heads={self.heads}; change one, or set model.head_dim",
         )
-        require(
-            self.heads % self.num_kv_heads == 0,
-            f"model.heads={self.heads} is not divisible by kv_heads={self.num_kv_heads}; each key-value head serves an equal "
-            f"number of query heads",
-        )
+        for sizes in self.layer_heads:
+            require(
+                min(dataclasses.astuple(sizes)) > 0,
+                f"model.head_sizes={self.head_sizes}; expected numbers above 0, or 0 for the decoder's",
+            )
+            require(
+                sizes.heads % sizes.kv_heads == 0,
+                f"model.heads={sizes.heads} is not divisible by kv_heads={sizes.kv_heads}; each key-value head serves an "
+                f"equal number of query heads",
+            )
         self._require_bounds("attention_clip", "attention_soft_cap")
         require(
             len(self.windows) > 0 and min(self.windows) >= 0,
@@ -243,7 +268,8 @@ class DecoderConfig(Validated):
         )
         for rotary in self.rotaries or (self.rotary,):
             if rotary is not None:
-                rotary.check(self.head_size if self.latent is None else self.latent.rope_dim)
+                for sizes in self.layer_heads:
+                    rotary.check(sizes.head_dim if self.latent is None else self.latent.rope_dim)
                 limit = None if rotary.scaling is None else rotary.scaling.most_positions
                 require(
                     limit is None or self.max_length <= limit,
@@ -282,14 +308,33 @@ class DecoderConfig(Validated):
         return self.latent.head_dim if self.latent is not None else self.head_dim or self.embed // self.heads
 
     @property
+    def layer_heads(self) -> tuple[HeadSizes, ...]:
+        """Heads of the layers, cycled over them; one for all if they don't differ.
+
+        >>> DecoderConfig(heads=8, head_sizes=(HeadSizes(), HeadSizes(kv_heads=2, head_dim=64))).layer_heads
+        (HeadSizes(heads=8, kv_heads=8, head_dim=32), HeadSizes(heads=8, kv_heads=2, head_dim=64))
+        """
+        decoder = HeadSizes(self.heads, self.num_kv_heads, self.head_size)
+        return tuple(
+            HeadSizes(
+                sizes.heads or decoder.heads,
+                sizes.kv_heads or sizes.heads or decoder.kv_heads,
+                sizes.head_dim or decoder.head_dim,
+            )
+            for sizes in self.head_sizes or (decoder,)
+        )
+
+    @property
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kind of each layer."""
         windows, rotaries, moe = self.windows, self.rotaries or (self.rotary,), self.feed_forward
+        heads = self.layer_heads if self.head_sizes else (None,)
         return tuple(
             LayerKind(
                 windows[layer % len(windows)],
                 moe is not None and moe.is_mixture(layer),
                 rotaries[layer % len(rotaries)],
+                heads=heads[layer % len(heads)],
             )
             for layer in range(self.num_layers)
         )

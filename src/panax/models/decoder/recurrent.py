@@ -11,8 +11,8 @@ from ...layers.block import Block
 from .config import DecoderConfig, LayerKind, require
 
 ATTENTION_SETTINGS = (
-    "heads", "kv_heads", "head_dim", "latent", "qk_norm", "qk_norm_scope", "qk_norm_after_rotary", "attention_bias",
-    "attention_output_bias", "attention_gate", "rotary", "rotaries", "windows", "attention_clip",
+    "heads", "kv_heads", "head_dim", "head_sizes", "latent", "qk_norm", "qk_norm_scope", "qk_norm_after_rotary", "attention_bias",
+    "attention_output_bias", "attention_gate", "rotary", "rotaries", "windows", "attention_sinks", "attention_clip",
     "attention_soft_cap", "query_scale",
 )  # fmt: skip
 """Fields that have no effect if no layer attends."""
@@ -98,7 +98,7 @@ class RecurrentConfig(DecoderConfig, abc.ABC):
     def kinds(self) -> tuple[LayerKind, ...]:
         attending = set(self.attention_layers)
         return tuple(
-            kind if layer in attending else kind._replace(window=0, rotary=None, mixer=self.mixer)
+            kind if layer in attending else kind._replace(window=0, rotary=None, heads=None, mixer=self.mixer)
             for layer, kind in enumerate(super().kinds)
         )
 

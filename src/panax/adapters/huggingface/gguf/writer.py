@@ -73,6 +73,7 @@ def write_gguf(
     entries = {} if tokenizer is None else read_vocabulary(tokenizer, raw["vocab_size"])
     partial = path.with_name(path.name + ".partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         writer = gguf.GGUFWriter(partial, architecture.name)
         try:
             for key, value in {**metadata, "general.file_type": KINDS[kind], **entries}.items():
