@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import torch
 import transformers
 from huggingface_examples import MIXTURES, Example, abstract, make_example, reloaded, their_logits, tokens
 
-from panax.adapters.huggingface import config_from, load, save
+from panax.adapters.huggingface import config_from, load, loader, save
 from panax.adapters.huggingface.families import FAMILIES
 from panax.adapters.huggingface.family_choice import resolve_defaults, to_config_json
 from panax.adapters.huggingface.tensor_map import ParameterMatch
@@ -54,18 +55,15 @@ def test_transformers_loads_the_same_model(any_example: Example, tmp_path) -> No
 def test_each_device_reads_its_own_experts_only(family: str, folder_of_examples, monkeypatch) -> None:
     example = make_example(family, folder_of_examples)
     laid_out = laid_out_on(example.task, MeshShape(expert=4, fsdp=2))
-    read, last = set(), len(jax.devices()) - 1
+    read, place, tensor = set(), loader._place, ParameterMatch.tensor
 
-    def of_last_device(shape, sharding, region):
-        monkeypatch.setattr(
-            ParameterMatch, "tensor", lambda self, place: read.add(tensor(self, place)) or tensor(self, place)
-        )
-        values = region(sharding.devices_indices_map(shape)[jax.devices()[last]])
-        monkeypatch.setattr(ParameterMatch, "tensor", tensor)
-        return jnp.asarray(values)
+    def of_last_device(match: Any, tensors: Any, ranges: Any, devices: list[Any]) -> list[jax.Array]:
+        with monkeypatch.context() as patch:
+            if jax.devices()[-1] in devices:
+                patch.setattr(ParameterMatch, "tensor", lambda self, at: read.add(tensor(self, at)) or tensor(self, at))
+            return place(match, tensors, ranges, devices)
 
-    tensor = ParameterMatch.tensor
-    monkeypatch.setattr(jax, "make_array_from_callback", of_last_device)
+    monkeypatch.setattr(loader, "_place", of_last_device)
     load(example.folder, example.task, *laid_out)
     moe = example.task.model.feed_forward
     experts = {int(found[1]) for name in read if (found := re.search(r"experts\.(\d+)\.", name))}
@@ -95,6 +93,28 @@ def check_sharded(example: Example, tmp_path, shape: MeshShape) -> None:
     assert same_bits(loaded, (example.params, example.state))
     save(tmp_path, *loaded, max_shard_bytes=20_000)
     assert same_bits(load(tmp_path, example.task, *abstract(example.task)), (example.params, example.state))
+
+
+@pytest.mark.parametrize("shape", [None, MeshShape(replica=2, fsdp=2, tensor=2)], ids=["one device", "mixed"])
+@pytest.mark.parametrize("name", ["gpt2", "deepseek_v3"])
+def test_large_parameters_are_read_in_pieces(
+    name: str, shape: MeshShape | None, folder_of_examples, monkeypatch
+) -> None:
+    example = make_example(name, folder_of_examples)
+    given = abstract(example.task) if shape is None else laid_out_on(example.task, shape)
+    largest, read = [0], loader._read
+
+    def measured(match: Any, tensors: Any, ranges: Any) -> np.ndarray:
+        part = read(match, tensors, ranges)
+        largest[0] = max(largest[0], part.nbytes)
+        return part
+
+    monkeypatch.setattr(loader, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(loader, "_read", measured)
+    loaded = load(example.folder, example.task, *given)
+    assert same_bits(loaded, (example.params, example.state)) and 500 < largest[0] <= 1000
+    for name, leaf in named_leaves(loaded).items():
+        assert shape is None or leaf.sharding == named_leaves(given)[name].sharding, name
 
 
 def test_an_update_of_loaded_parameters_leaves_no_trace_elsewhere(example: Example) -> None:

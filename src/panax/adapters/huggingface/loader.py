@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -39,6 +41,12 @@ SCORES = "score.weight"
 """Head of a classifier of `transformers`, beside its decoder."""
 
 _ROWS_AT_ONCE = 4096
+
+PIECE_BYTES = 2**28
+"""Largest part of a parameter that is on its way from the files to a device."""
+
+Ranges = tuple[tuple[int, int], ...]
+"""First and last index, exclusive, of each dimension of a region."""
 
 Tensors = Mapping[str, Any]
 """Name to a safetensors slice: nothing is read before it is indexed."""
@@ -168,33 +176,75 @@ def _kept_head(
 
 def _array(match: ParameterMatch, tensors: Tensors) -> jax.Array:
     """Read one parameter, with the sharding of its leaf."""
-    leaf, pattern, sizes = match.leaf, match.source.pattern, match.sizes
-    regions: dict[tuple, np.ndarray] = {}
+    leaf = match.leaf
+    if leaf.sharding is None:
+        return _place(match, tensors, tuple((0, size) for size in leaf.shape), [None])[0]
+    indices = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+    devices: dict[Ranges, list[Any]] = {}
+    for device, index in indices.items():
+        devices.setdefault(tuple(index_ranges(leaf.shape, index)), []).append(device)
+    arrays = {}
+    for ranges, same in devices.items():
+        arrays |= zip(same, _place(match, tensors, ranges, same))
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, [arrays[device] for device in indices])
 
-    def region(index: Any) -> np.ndarray:
-        ranges = tuple(index_ranges(leaf.shape, index))
-        if ranges not in regions:
-            out = np.zeros([high - low for low, high in ranges], leaf.dtype)
-            stacked = len(match.stacked)
-            # The files have no padding of the vocabulary.
-            inside = [
-                (min(low, sizes[axis]), min(high, sizes[axis]))
-                for axis, (low, high) in zip(match.axes, ranges[stacked:])
-            ]
-            filled = tuple(slice(high - low) for low, high in inside)
-            if all(high > low for low, high in inside):
-                for place in itertools.product(*(range(*r) for r in ranges[:stacked])):
-                    tensor = tensors[match.tensor(place)]
-                    part = pattern.read(tensor, match.axes, sizes, inside, match.source.part)
-                    at = tuple(i - low for i, (low, _) in zip(place, ranges))
-                    out[(*at, *filled)] = part.astype(leaf.dtype)
-            regions[ranges] = out
-        return regions[ranges]
 
-    sharding = leaf.sharding
-    if sharding is None:
-        return jax.device_put(region((slice(None),) * leaf.ndim))
-    return jax.make_array_from_callback(leaf.shape, sharding, region)
+def _place(match: ParameterMatch, tensors: Tensors, ranges: Ranges, devices: list[Any]) -> list[jax.Array]:
+    """Read a region of a parameter once, and return it on each of the devices (None: uncommitted).
+
+    A large one is read in pieces, each written to the devices before the next: the host holds a piece beside the parameters,
+    and not a region.
+    """
+    pieces = split_ranges(ranges, max(1, PIECE_BYTES // match.leaf.dtype.itemsize))
+    if len(pieces) == 1:
+        return [jax.device_put(part, device) for part in [_read(match, tensors, ranges)] for device in devices]
+    shape = [high - low for low, high in ranges]
+    arrays = [jnp.zeros(shape, match.leaf.dtype, device=device) for device in devices]
+    for piece in pieces:
+        part = _read(match, tensors, piece)
+        starts = tuple(np.int32(at - low) for (at, _), (low, _) in zip(piece, ranges))
+        arrays = [_write_piece(array, part, starts) for array in arrays]
+    return arrays
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _write_piece(array: jax.Array, part: jax.Array, starts: tuple[jax.Array, ...]) -> jax.Array:
+    return jax.lax.dynamic_update_slice(array, part, starts)
+
+
+def split_ranges(ranges: Ranges, most: int) -> list[Ranges]:
+    """Split a box into boxes of at most `most` elements, along its first dimensions, in order.
+
+    >>> split_ranges(((0, 3), (2, 6)), 8)
+    [((0, 2), (2, 6)), ((2, 3), (2, 6))]
+    >>> split_ranges(((0, 2), (2, 6)), 3)
+    [((0, 1), (2, 5)), ((0, 1), (5, 6)), ((1, 2), (2, 5)), ((1, 2), (5, 6))]
+    """
+    if not ranges or math.prod(high - low for low, high in ranges) <= most:
+        return [ranges]
+    (first, last), *inner = ranges
+    each = math.prod(high - low for low, high in inner)
+    step = max(1, most // each)
+    starts = range(first, last, step)
+    if step > 1 or not inner:
+        return [((at, min(at + step, last)), *inner) for at in starts]
+    return [((at, at + 1), *rest) for at in starts for rest in split_ranges(tuple(inner), most)]
+
+
+def _read(match: ParameterMatch, tensors: Tensors, ranges: Ranges) -> np.ndarray:
+    """Read a region of a parameter; zeros in the padding of the vocabulary, which the files don't have."""
+    pattern, sizes, stacked = match.source.pattern, match.sizes, len(match.stacked)
+    out = np.zeros([high - low for low, high in ranges], match.leaf.dtype)
+    inside = [
+        (min(low, sizes[axis]), min(high, sizes[axis])) for axis, (low, high) in zip(match.axes, ranges[stacked:])
+    ]
+    filled = tuple(slice(high - low) for low, high in inside)
+    if all(high > low for low, high in inside):
+        for place in itertools.product(*(range(*r) for r in ranges[:stacked])):
+            part = pattern.read(tensors[match.tensor(place)], match.axes, sizes, inside, match.source.part)
+            at = tuple(i - low for i, (low, _) in zip(place, ranges))
+            out[(*at, *filled)] = part.astype(out.dtype)
+    return out
 
 
 def _check_names(
