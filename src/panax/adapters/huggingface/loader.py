@@ -42,6 +42,8 @@ SCORES = "score.weight"
 
 _ROWS_AT_ONCE = 4096
 
+_ROWS_TRANSPOSED = 64
+
 PIECE_BYTES = 2**28
 """Largest part of a parameter that is on its way from the files to a device."""
 
@@ -243,8 +245,19 @@ def _read(match: ParameterMatch, tensors: Tensors, ranges: Ranges) -> np.ndarray
         for place in itertools.product(*(range(*r) for r in ranges[:stacked])):
             part = pattern.read(tensors[match.tensor(place)], match.axes, sizes, inside, match.source.part)
             at = tuple(i - low for i, (low, _) in zip(place, ranges))
-            out[(*at, *filled)] = part.astype(out.dtype)
+            _copy(part, out[(*at, *filled, ...)])
     return out
+
+
+def _copy(part: np.ndarray, out: np.ndarray) -> None:
+    """Copy and convert, a few rows of the file at a time: 2 to 8 times as fast as a transposed matrix at once."""
+    rows = max(range(part.ndim), key=lambda axis: abs(part.strides[axis]), default=0)
+    if rows == 0:
+        out[...] = part
+        return
+    for start in range(0, part.shape[rows], _ROWS_TRANSPOSED):
+        index = (slice(None),) * rows + (slice(start, start + _ROWS_TRANSPOSED),)
+        out[index] = part[index]
 
 
 def _check_names(
