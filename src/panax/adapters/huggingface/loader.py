@@ -214,23 +214,23 @@ def _write_piece(array: jax.Array, part: jax.Array, starts: tuple[jax.Array, ...
     return jax.lax.dynamic_update_slice(array, part, starts)
 
 
-def split_ranges(ranges: Ranges, most: int) -> list[Ranges]:
-    """Split a box into boxes of at most `most` elements, along its first dimensions, in order.
+def split_ranges(ranges: Ranges, limit: int) -> list[Ranges]:
+    """Split a box into boxes of at most `limit` elements, along its first dimensions, in order.
 
     >>> split_ranges(((0, 3), (2, 6)), 8)
     [((0, 2), (2, 6)), ((2, 3), (2, 6))]
     >>> split_ranges(((0, 2), (2, 6)), 3)
     [((0, 1), (2, 5)), ((0, 1), (5, 6)), ((1, 2), (2, 5)), ((1, 2), (5, 6))]
     """
-    if not ranges or math.prod(high - low for low, high in ranges) <= most:
+    if not ranges or math.prod(high - low for low, high in ranges) <= limit:
         return [ranges]
     (first, last), *inner = ranges
     each = math.prod(high - low for low, high in inner)
-    step = max(1, most // each)
+    step = max(1, limit // each)
     starts = range(first, last, step)
     if step > 1 or not inner:
         return [((at, min(at + step, last)), *inner) for at in starts]
-    return [((at, at + 1), *rest) for at in starts for rest in split_ranges(tuple(inner), most)]
+    return [((at, at + 1), *rest) for at in starts for rest in split_ranges(tuple(inner), limit)]
 
 
 def _read(match: ParameterMatch, tensors: Tensors, ranges: Ranges) -> np.ndarray:
