@@ -1,12 +1,15 @@
 """Chat templates render as in transformers, and are bounded in time, loops and output."""
 
+import json
 import random
+import shutil
 import time
 
 import pytest
-from chats.conftest import TOKENS, published_templates, random_messages
+from chats.conftest import CHATML, TOKENS, published_templates, random_messages
 
 from panax.core.errors import DataError, RecipeError
+from panax.data import Chats, PretrainedTokenizer
 from panax.data.chats.answers import render_answers
 from panax.data.chats.conversation import make_conversation
 from panax.data.chats.template import MAX_SECONDS, ChatTemplate, RenderError
@@ -114,3 +117,35 @@ def test_a_template_that_changes_its_marked_answers():
     source = "{% set a %}{% generation %}b{% endgeneration %}{% endset %}{{ a | length }}"
     with pytest.raises(RenderError, match="changes the text inside of"):
         make(source).render_marked([])
+
+
+@pytest.mark.parametrize("files", [False, True], ids=["in the configuration", "in files"])
+def test_conversations_with_tools_have_a_template_of_their_own(tokenizer_folder, tmp_path, files):
+    """As transformers chooses it, from each of the places where it is stored; it is saved with the tokenizer."""
+    from transformers import PreTrainedTokenizerFast
+
+    tool_use = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML
+    shutil.copytree(tokenizer_folder, tmp_path / "here")
+    config = json.loads((tmp_path / "here" / "tokenizer_config.json").read_text())
+    if files:
+        del config["chat_template"]
+        (tmp_path / "here" / "chat_template.jinja").write_text(CHATML)
+        (tmp_path / "here" / "additional_chat_templates").mkdir()
+        (tmp_path / "here" / "additional_chat_templates" / "tool_use.jinja").write_text(tool_use)
+    else:
+        named = {"default": CHATML, "tool_use": tool_use}
+        config["chat_template"] = [{"name": name, "template": source} for name, source in named.items()]
+    (tmp_path / "here" / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "here")
+    corpus, rng, with_tools = Chats(paths=("here",)), random.Random(3), 0
+    PretrainedTokenizer(path=str(tmp_path / "here")).load().save(tmp_path / "saved")
+    for folder in ("here", "saved"):
+        encoder = corpus.encoder(PretrainedTokenizer(path=str(tmp_path / folder)).load())
+        for _ in range(20):
+            messages, tools = random_messages(rng)
+            conversation = make_conversation(messages, where="row 1", tools=tools)
+            ((document,),) = encoder.encode([conversation])
+            expected = theirs.apply_chat_template(list(conversation.messages), tools=tools, return_dict=True)
+            assert document.ids == expected["input_ids"]
+            with_tools += tools is not None
+    assert 5 < with_tools < 35

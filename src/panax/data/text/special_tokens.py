@@ -17,6 +17,7 @@ CONFIG = "tokenizer_config.json"
 GENERATION = "generation_config.json"
 _ROLES_FILE = "special_tokens_map.json"
 _TEMPLATE = "chat_template.jinja"
+_OTHER_TEMPLATES = "additional_chat_templates"
 _ROLES = ("bos", "eos", "pad")
 _OF_A_MACHINE = ("name_or_path", "tokenizer_file", "vocab_file", "merges_file", "special_tokens_map_file")
 """Keys that name files of the machine that made a tokenizer."""
@@ -30,12 +31,14 @@ class TokenizerCompanions:
         config: Content of tokenizer_config.json, and of the older special_tokens_map.json.
         template: The chat template, if it has a separate file.
         generation: Content of generation_config.json.
+        other_templates: Templates by name that have files of their own, as "tool_use".
         answer_ends: Further ids at which generation stops, as a chat template ends answers.
     """
 
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     template: str | None = None
     generation: Mapping[str, Any] | None = None
+    other_templates: Mapping[str, str] = dataclasses.field(default_factory=dict)
     answer_ends: tuple[int, ...] = ()
 
     def token(self, role: str) -> str | None:
@@ -66,6 +69,8 @@ class TokenizerCompanions:
         yield CONFIG, _json(self.config)
         if self.template is not None:
             yield _TEMPLATE, self.template
+        for name, template in self.other_templates.items():
+            yield f"{_OTHER_TEMPLATES}/{name}.jinja", template
         if self.generation is not None or self.answer_ends:
             yield GENERATION, _json(self._generation(self.ids(vocabulary)))
 
@@ -81,6 +86,7 @@ class TokenizerCompanions:
         for each in stored if isinstance(stored, list) else ():
             if isinstance(each, dict) and isinstance(each.get("name"), str) and isinstance(each.get("template"), str):
                 named[each["name"]] = each["template"]
+        named |= self.other_templates
         return named if self.template is None else {**named, "default": self.template}
 
     def end_ids(self) -> tuple[int, ...]:
@@ -95,7 +101,7 @@ class TokenizerCompanions:
         if template in self.chat_templates().values():
             return dataclasses.replace(self, answer_ends=ends)
         config = {key: value for key, value in self.config.items() if key != "chat_template"}
-        return dataclasses.replace(self, config=config, template=template, answer_ends=ends)
+        return dataclasses.replace(self, config=config, template=template, other_templates={}, answer_ends=ends)
 
     def _generation(self, ids: Mapping[str, int | None]) -> dict[str, Any]:
         ends = self.generation.get("eos_token_id") if self.generation else None
@@ -120,9 +126,14 @@ def read_companions(folder: Path) -> TokenizerCompanions:
     }
     return TokenizerCompanions(
         {**contents, **config},
-        decode_utf8(read_bytes(template), str(template)) if template.is_file() else None,
+        _text(template) if template.is_file() else None,
         _object(folder / GENERATION),
+        {path.stem: _text(path) for path in sorted((folder / _OTHER_TEMPLATES).glob("*.jinja"))},
     )
+
+
+def _text(path: Path) -> str:
+    return decode_utf8(read_bytes(path), str(path))
 
 
 def _object(path: Path) -> dict[str, Any] | None:
