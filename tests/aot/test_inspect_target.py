@@ -33,7 +33,7 @@ def inspected(tmp_path, monkeypatch, capsys):
     return run
 
 
-# From jax 0.12 on; see attention_gpu.
+# From jax 0.12 on; see kernels/attention/gpu.py.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 def test_h100s(inspected, monkeypatch):
     monkeypatch.setitem(CHIPS, "h100", dataclasses.replace(CHIPS["h100"], memory_bytes=2**10))

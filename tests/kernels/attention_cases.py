@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from panax.kernels.attention.mask import MaskRule
+from panax.kernels.attention.operands import ScoreRule
 from panax.kernels.attention.reference import reference_attention
 
 
@@ -30,7 +31,7 @@ class Case:
     @property
     def options(self) -> dict:
         mask = MaskRule(causal=self.causal, window=self.window)
-        return {"mask": mask, "soft_cap": self.soft_cap, "scale": 0.4}
+        return {"scores": ScoreRule(mask=mask, scale=0.4, soft_cap=self.soft_cap)}
 
     def inputs(self, dtype=jnp.float32) -> tuple[jax.Array, ...]:
         """q, k, v and the cotangent of the output."""

@@ -11,7 +11,7 @@ from panax.core import Target
 from panax.kernels import causal_convolution as convolution_file
 from panax.kernels.causal_convolution import causal_convolution
 from panax.kernels.state_space.reference import reference_state_space_scan
-from panax.kernels.state_space.state_space import initial_state_output, state_space_scan
+from panax.kernels.state_space.state_space import ScanInputs, initial_state_output, state_space_scan
 
 CPU = Target("cpu")
 BATCH, HEADS, HEAD_DIM, GROUPS, STATE = 3, 6, 4, 2, 5
@@ -43,13 +43,13 @@ def documents(length: int) -> jax.Array:
 
 def chunked(chunk):
     def run(x, dt, a, b, c, state, segments):
-        return state_space_scan(x, dt, a, b, c, state=state, segments=segments, target=CPU, chunk=chunk)
+        return state_space_scan(ScanInputs(x, dt, a, b, c), state=state, segments=segments, target=CPU, chunk=chunk)
 
     return jax.jit(run)
 
 
 def defined(x, dt, a, b, c, state, segments):
-    return reference_state_space_scan(x, dt, a, b, c, state=state, segments=segments)
+    return reference_state_space_scan(ScanInputs(x, dt, a, b, c), state=state, segments=segments)
 
 
 def with_gradients(scan, arrays, segments, *, begins: bool):
@@ -156,7 +156,8 @@ def _equations(jaxpr):
 def test_refuses_what_it_cannot_do():
     arrays = inputs(8)
     with pytest.raises(ValueError, match="heads=6 must be a multiple of groups=4"):
-        state_space_scan(*(arrays[n] for n in ["x", "dt", "a"]), *[jnp.ones((BATCH, 8, 4, STATE))] * 2, target=CPU)
+        ungrouped = jnp.ones((BATCH, 8, 4, STATE))
+        state_space_scan(ScanInputs(arrays["x"], arrays["dt"], arrays["a"], ungrouped, ungrouped), target=CPU)
     with pytest.raises(ValueError, match="chunk=0 must be at least 1"):
         chunked(0)(**arrays, segments=None)
 

@@ -12,10 +12,11 @@ from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
 from panax.core.protocols import RowOrder
-from panax.kernels.attention.attention import attention
+from panax.kernels.attention.attention import AttentionOptions, attention
 from panax.kernels.attention.mask import MaskRule
+from panax.kernels.attention.operands import ScoreRule
 from panax.kernels.attention.reference import reference_attention
-from panax.parallel.context import zigzag_order
+from panax.parallel.context import ContextAxis, zigzag_order
 from panax.parallel.ring import ring_attention
 from panax.parallel.ulysses import ulysses_attention
 
@@ -62,16 +63,22 @@ class Case:
 
     def of_rows(self, q, k, v, segments, kernel):
         """The definition, or another kernel, on whole rows."""
-        options = {"mask": MaskRule(causal=self.causal, window=self.window), "soft_cap": self.soft_cap}
-        return kernel(q, k, v, segments if self.packed else None, **options, scale=1 / math.sqrt(HEAD_DIM))
+        return kernel(q, k, v, segments if self.packed else None, scores=self.scores)
 
-    def local(self, name: str, target: Target = CPU):
+    @property
+    def scores(self) -> ScoreRule:
+        mask = MaskRule(causal=self.causal, window=self.window)
+        return ScoreRule(mask=mask, scale=1 / math.sqrt(HEAD_DIM), soft_cap=self.soft_cap)
+
+    def local(self, name: str, target: Target = CPU, sinks: jax.Array | None = None):
         """Ring or Ulysses attention of one device's shards."""
-        options = {"causal": self.causal, "window": self.window, "soft_cap": self.soft_cap, "target": target}
-        axis = {"axis_name": "context", "axis_size": self.context, "order": self.rows_are}
+        options = AttentionOptions(causal=self.causal, window=self.window, soft_cap=self.soft_cap)
+        axis = ContextAxis("context", self.context, self.rows_are)
         if name == "ring":
-            return functools.partial(ring_attention, **axis, **options)
-        return functools.partial(ulysses_attention, **axis, kernel=functools.partial(attention, **options))
+            return functools.partial(ring_attention, axis=axis, options=options._replace(sinks=sinks), target=target)
+        static = {key: value for key, value in options._asdict().items() if key != "sinks"}
+        kernel = functools.partial(attention, target=target, **static)
+        return functools.partial(ulysses_attention, axis=axis, sinks=sinks, kernel=kernel)
 
     def split(self, name: str, *, target: Target = CPU, gradients: bool = True):
         """Output and cotangents as a function of (q, k, v, cotangent of the output, segments), rows as devices hold them."""

@@ -16,11 +16,13 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
+from panax.kernels.attention.attention import AttentionOptions
 from panax.kernels.attention.blockwise import blockwise_attention
+from panax.kernels.attention.layout import choose_blocks
 from panax.kernels.attention.mask import MaskRule
 from panax.kernels.attention.reference import reference_attention
 from panax.kernels.registry import _log_once
-from panax.parallel.context import sequence_positions, zigzag_inverse, zigzag_order
+from panax.parallel.context import ContextAxis, LocalSizes, sequence_positions, zigzag_inverse, zigzag_order
 from panax.parallel.context_choice import choose_context_attention
 from panax.parallel.ring import ring_attention, ring_bytes
 from panax.parallel.ring_chunks import active_shifts
@@ -114,8 +116,7 @@ def test_sinks_equal_the_definition_on_whole_rows(case, name):
     segments = segments if case.packed else jnp.ones_like(segments)
 
     def on_device(q, k, v, d_out, segments, sinks):
-        local = case.local(name)
-        out, pull = jax.vjp(lambda q, k, v, sinks: local(q, k, v, segments, sinks=sinks), q, k, v, sinks)
+        out, pull = jax.vjp(lambda q, k, v, sinks: case.local(name, sinks=sinks)(q, k, v, segments), q, k, v, sinks)
         *gradients, d_sinks = pull(d_out)
         return out, *gradients, d_sinks[None]
 
@@ -130,9 +131,7 @@ def test_sinks_equal_the_definition_on_whole_rows(case, name):
     found = [np.asarray(x)[:, np.argsort(order)] for x in arrays] + [np.asarray(d_sinks).sum(axis=0)]
 
     def whole(q, k, v, sinks):
-        mask = MaskRule(causal=case.causal, window=case.window)
-        options = {"mask": mask, "soft_cap": case.soft_cap, "scale": 1 / math.sqrt(HEAD_DIM)}
-        return reference_attention(q, k, v, segments, **options, sinks=sinks)
+        return reference_attention(q, k, v, segments, scores=case.scores, sinks=sinks)
 
     expected, pull = jax.vjp(whole, q, k, v, sinks)
     for what, actual, wanted in zip(
@@ -163,8 +162,9 @@ def test_sixteen_bits_lose_no_more_than_on_one_device(name):
     def rounded(q, k, v, *rest, **options):
         return reference_attention(*(x.astype(jnp.float32) for x in (q, k, v)), *rest, **options).astype(q.dtype)
 
-    def one_device(*arrays, **options):
-        return blockwise_attention(*arrays, **options, target=Target("cpu"))
+    def one_device(q, k, v, segments, *, scores):
+        blocks = choose_blocks(q, k, window=scores.mask.window, target=Target("cpu"))
+        return blockwise_attention(q, k, v, segments, scores=scores, blocks=blocks)
 
     exact = case.expected(jnp.bfloat16, rounded)
     whole, split = case.expected(jnp.bfloat16, one_device), case.run(name, jnp.bfloat16)
@@ -224,18 +224,18 @@ SENT = [
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("case", SENT, ids=str)
 def test_sent_bytes_are_as_computed(case, dtype):
-    sizes = {
-        "axis_size": case.context,
-        "batch": BATCH // case.fsdp,
-        "local_seq": case.length // case.context,
-        "kv_heads": case.kv_heads,
-        "head_dim": HEAD_DIM,
-        "itemsize": jnp.dtype(dtype).itemsize,
-        "packed": case.packed,
-    }
+    sizes = LocalSizes(
+        batch=BATCH // case.fsdp,
+        local_seq=case.length // case.context,
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        head_dim=HEAD_DIM,
+        itemsize=jnp.dtype(dtype).itemsize,
+        packed=case.packed,
+    )
     for name, expected in (
-        ("ring", ring_bytes(**sizes, causal=case.causal, window=case.window, order=case.rows_are)),
-        ("ulysses", ulysses_bytes(**sizes, heads=case.heads)),
+        ("ring", ring_bytes(sizes, case.context, mask=case.scores.mask, order=case.rows_are)),
+        ("ulysses", ulysses_bytes(sizes, case.context)),
     ):
         forward = sent_bytes(program(case, name, dtype=dtype, gradients=False), case.context)
         both = sent_bytes(program(case, name, dtype=dtype), case.context)
@@ -371,10 +371,10 @@ def test_refuses_what_it_cannot_do():
 
     def call(attend, seq=8, heads=4, kv_heads=2, **options):
         q, k = (jnp.zeros((1, seq, n, 8)) for n in (heads, kv_heads))
-        attend(q, k, k, None, axis_name="context", axis_size=4, **options)
+        attend(q, k, k, None, axis=ContextAxis("context", 4), **options)
 
     for attend, options in (
-        (ring_attention, {"target": Target("cpu")}),
+        (ring_attention, {"options": AttentionOptions(), "target": Target("cpu")}),
         (ulysses_attention, {"kernel": lambda *_: None}),
     ):
         with pytest.raises(ValueError, match=r"7 tokens, can't be cut.*divisible by 2 \* context=8"):
@@ -385,7 +385,7 @@ def test_refuses_what_it_cannot_do():
         call(ulysses_attention, heads=6, kernel=lambda *_: None)
     for option, message in (({"window": 0}, "window=0 must be at least 1"), ({"soft_cap": -1.0}, "must be positive")):
         with pytest.raises(ValueError, match=message):
-            call(ring_attention, target=Target("cpu"), **option)
+            call(ring_attention, target=Target("cpu"), options=AttentionOptions(**option))
 
 
 def test_says_once_that_a_ring_is_not_the_fastest_kernel(caplog):
