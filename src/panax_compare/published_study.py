@@ -100,7 +100,7 @@ def read_published_settings(options: argparse.Namespace) -> Settings:
     """
     if options.work != ["vit"]:
         raise RecipeError(
-            f"--as-published is of a ViT, not of {' and '.join(options.work)}; expected `panax compare vit --as-published`"
+            f"--as-published compares a ViT, not {' and '.join(options.work)}; expected `panax compare vit --as-published`"
         )
     for name, usual in (("precision", "f32"), ("attention", "fused"), ("columns", ""), ("learning_rate", 0.0)):
         if getattr(options, name) != usual:

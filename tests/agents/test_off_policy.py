@@ -265,7 +265,7 @@ def test_random_actions_grow_fewer():
 def test_an_environment_that_gives_nan_ends_the_run(tmp_path):
     """Also before the first step, in the initial content of the buffer."""
     task = Dqn(environment=Sick(), **COMMON)
-    with pytest.raises(DataError, match="step 1: the environment gave a reward that is not finite: nan"):
+    with pytest.raises(DataError, match="step 1: the environment returned a reward that is not finite: nan"):
         panax.fit(experiment(task, tmp_path))
 
 

@@ -273,7 +273,7 @@ def test_an_evaluation_is_of_whole_episodes_with_an_interval():
 
 
 def test_an_environment_that_returns_nan_or_changes_shapes_is_one_clear_message(tmp_path):
-    with pytest.raises(DataError, match="step 1: the environment gave a reward that is not finite: nan"):
+    with pytest.raises(DataError, match="step 1: the environment returned a reward that is not finite: nan"):
         panax.fit(experiment(dataclasses.replace(TASK, environment=Sick()), tmp_path / "sick"))
     with pytest.raises(RecipeError, match=r"Growing.step changes the state's leaf state from .* same shape"):
         panax.fit(experiment(dataclasses.replace(TASK, environment=Growing()), tmp_path / "growing"))

@@ -169,7 +169,7 @@ def test_links_inside_of_a_snapshot_of_the_hub_are_followed(tmp_path, secret):
 def test_texts_beside_safetensors_that_are_none_are_named(tmp_path):
     save_file({"w": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
     (tmp_path / "a.json").write_bytes(b"\xe9")
-    with pytest.raises(CheckpointError, match=r"a\.json can't be read: .*; expected a text in UTF-8"):
+    with pytest.raises(CheckpointError, match=r"a\.json can't be read: .*; expected text in UTF-8"):
         import_tensors(tmp_path, LocalStore(tmp_path / "out"))
 
 

@@ -341,5 +341,5 @@ def test_a_node_that_is_lost_before_a_layout_is_known_ends_the_job_with_its_caus
     assert launched.run("prepares", processes=2, nodes=2) == 6
     end = launched.status["end"]
     assert end["cause"] == "lost host" and end["advice"]
-    assert "process 1 with it; node 1 does not come back (the machine of node 1 is broken)" in end["message"]
+    assert "process 1 with it; node 1 could not be replaced (the machine of node 1 is broken)" in end["message"]
     assert [one["cause"] for one in launched.incidents] == ["lost host"]

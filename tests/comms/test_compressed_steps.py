@@ -200,7 +200,7 @@ class _Unnamed(VitTask):
             {"replica": 2, "fsdp": 2},
             Comms(compress="int8", over=("replica", "fsdp")),
             None,
-            "is stored split over fsdp",
+            "is sharded over fsdp",
         ),
         ({"replica": 2}, Comms(compress="int8"), _Unnamed(model=MODEL), "XLA partitions its program"),
         (

@@ -42,7 +42,7 @@ def here(tmp_path, monkeypatch):
         (("dlrm", "--attention", "eager"), "attention='eager' has no effect with 'dlrm'"),
         (("vit", "--optimizer", "adagrad"), "optimizer='adagrad' is of tables, for `panax compare dlrm`"),
         (("moe", "--rounds", "0"), "rounds=0; expected 1 or more"),
-        (("decoder", "--as-published"), "--as-published is of a ViT"),
+        (("decoder", "--as-published"), "--as-published compares a ViT, not"),
         (("vit", "--as-published", "--precision", "bf16"), "--precision has no effect with --as-published"),
     ],
 )
@@ -245,6 +245,6 @@ def test_a_folder_of_somebody_elses_is_left_alone(tmp_path, monkeypatch):
     """`--directory .` in a folder that has a `work` of its own."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.tex").write_text("mine")
-    with pytest.raises(RecipeError, match=r"was not made by Panax, and holds files.*--directory"):
+    with pytest.raises(RecipeError, match=r"contains files and was not created by Panax.*--directory"):
         measure(SETTINGS, tmp_path, "panax compare", lambda line: None)
     assert (tmp_path / "work" / "thesis.tex").read_text() == "mine"

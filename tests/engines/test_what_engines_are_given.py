@@ -200,7 +200,7 @@ def test_what_slurm_does_not_have(given, expected, clients):
 
 def test_slurm_that_is_not_reached_or_has_no_default(clients):
     with pytest.raises(
-        LaunchError, match=r"Slurm can't be asked; launch from a login node.*\n.*sinfo.* failed: no route"
+        LaunchError, match=r"Slurm can't be queried; launch from a login node.*\n.*sinfo.* failed: no route"
     ):
         slurm({}, clients(sbatch="", sinfo="echo no route >&2; exit 1")).check()
     with pytest.raises(LaunchError, match="no default partition; choose one: long"):

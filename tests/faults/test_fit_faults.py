@@ -63,7 +63,7 @@ def test_the_end_is_bitwise_that_of_an_undisturbed_run(kind, processes, tmp_path
     assert found == undisturbed(processes)
     assert "resuming from step" in after and "is not used" not in after
     if kind == "403":
-        assert "saving step 40" in before and "permission denied" in before and "step 20 is whole" in before
+        assert "saving step 40" in before and "permission denied" in before and "step 20 is undamaged" in before
         assert not [step for step in Checkpointer(f"{bucket}/run").steps() if step == 40]
     else:
         assert "failed" not in before + after

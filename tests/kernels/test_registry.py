@@ -60,7 +60,8 @@ def test_a_kernel_that_is_registered_is_chosen_where_it_is_fastest_and_can(own):
 def test_two_kernels_share_a_name_only_on_different_platforms(own):
     own(mine())
     with pytest.raises(
-        ValueError, match="there is a kernel 'mine' for attention; choose another name, or replace=True"
+        ValueError,
+        match="a kernel named 'mine' is already registered for attention; choose another name, or pass replace=True",
     ):
         own(mine(platforms=("tpu", "gpu")))
     own(mine(platforms=("fakechip",)))

@@ -15,7 +15,7 @@ from panax.metrics import BackgroundReporter, JsonlTracker, TensorBoardTracker, 
 
 def test_a_place_that_blocks_holds_nothing_up():
     free, said = threading.Event(), []
-    lane = BackgroundReporter("tape", said.append, most_waiting=3, close_seconds=0.1)
+    lane = BackgroundReporter("tape", said.append, max_waiting=3, close_seconds=0.1)
     started = time.monotonic()
     for _ in range(1000):
         lane.put(free.wait)

@@ -256,7 +256,7 @@ def test_no_block_lies_on_two_devices_or_the_mesh_is_refused():
     with pytest.raises(LayoutError, match=r"mean\.up\.scales: ffn=2 is not divisible by tensor=8; use tensor in"):
         run(optimizer, {"up": jnp.ones((1, 64, 64))}, [], axes=axes, mesh=WIDEST)
     adapted = {"w": ("features", "width")}
-    with pytest.raises(RecipeError, match=r"mean of w is stored split over tensor along features=512.*fewer devices"):
+    with pytest.raises(RecipeError, match=r"mean of w is sharded over tensor along features=512.*fewer devices"):
         run(optimizer, {"w": jnp.ones((512, 72))}, [{"w": jnp.ones((512, 72))}], axes=adapted, mesh=WIDEST)
 
 

@@ -81,7 +81,7 @@ def test_it_is_the_schedule_of_transformers(schedule, reference, options):
         ({"stable": 0.5, "decay": "inverse_sqrt", "warmup_steps": 3}, "stable=0.5 has no effect"),
         ({"decay": "inverse_sqrt"}, "warmup_steps to 1 or more"),
         ({"final": 2.0}, "final=2.0"),
-        ({"per_batch": "linear"}, "the peak is that of a batch of how many rows. Set optimizer.schedule.base_batch"),
+        ({"per_batch": "linear"}, "scales the peak with the batch size; set optimizer.schedule.base_batch"),
         ({"base_batch": 64}, "base_batch=64; expected 1 row or more, and optimizer.schedule.per_batch"),
         ({"peak": 0.0}, "peak=0.0"),
     ],

@@ -415,4 +415,4 @@ def test_no_more_requests_at_once_than_said(proxy, bucket):
     proxy.faults.set(Fault(kind="slow", times=None, seconds=0.03))
     with ThreadPoolExecutor(32) as threads:
         list(threads.map(lambda index: store.write(f"{index}", [b"12"]), range(32)))
-    assert 2 <= proxy.faults.counts.most_at_once <= store.writers
+    assert 2 <= proxy.faults.counts.max_at_once <= store.writers

@@ -257,7 +257,7 @@ def test_two_towers_grow_and_tell_the_vectors_of_a_catalogue():
     assert len({tuple(each) for each in vectors.tolist()}) == 9
     # Of nine rows and of one row products add up in other orders: five units in the last place of vectors of length 1.
     np.testing.assert_allclose(vectors[8], nobody[0], atol=5 * 2.0**-24)
-    with pytest.raises(RecipeError, match="the table 'film' grows, and its vocabulary is not here"):
+    with pytest.raises(RecipeError, match="the table 'film' grows, but its vocabulary is missing"):
         item_vectors(task, state.params, catalog)
 
 

@@ -80,7 +80,7 @@ class Seeds(Validated, CollectingTask):
             raise RecipeError(f"Seeds.clip_norm={self.clip_norm}; expected a positive number, or None")
         if self.task.may_stop_early:
             raise RecipeError(
-                f"{type(self.task).__name__} ends updates early, which runs side by side can't do each for itself; set "
+                f"{type(self.task).__name__} may end updates early, which runs in one program cannot do individually; set "
                 f"target_kl to None"
             )
 

@@ -54,8 +54,8 @@ def check_mesh(
         for axis in comms.over:
             if axis in split:
                 raise RecipeError(
-                    f"comms.over: {name} is stored split over {axis}, so that its gradient is scattered there as it "
-                    f"is formed, not added up once a step; remove {axis} from comms.over"
+                    f"comms.over: {name} is sharded over {axis}, so its gradient is reduce-scattered there in the "
+                    f"backward pass, not reduced once per step; remove {axis} from comms.over"
                 )
     if comms.compress and not _cut(comms, parameters, layout):
         raise RecipeError(

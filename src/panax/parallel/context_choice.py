@@ -66,8 +66,8 @@ def context_attention(
     *,
     axis: ContextAxis,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Compute softmax attention over whole rows, of which this device holds the part given by the axis's order, for
-    the current target.
+    """Compute softmax attention over whole rows for the current target; this device holds the part of each row
+    given by the axis's order.
 
     Args:
         asked: Requested algorithm, as in `choose_context_attention`.

@@ -26,7 +26,7 @@ def delta_rule_over_devices(
     axis_size: int,
     target: Target,
 ) -> Float[Array, "batch seq heads value_dim"]:
-    """Compute the output of `delta_rule` over whole rows, of which this device holds its contiguous part.
+    """Compute the output of `delta_rule` over whole rows; this device holds its contiguous part of each.
 
     Must be called with `axis_name` manual. Sent by each device: n-1 times its map in float32, forward and backward.
 

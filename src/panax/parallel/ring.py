@@ -60,7 +60,7 @@ def ring_attention(
     options: AttentionOptions,
     target: Target,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Compute softmax attention over whole rows, of which this device holds its part; differentiable in q,
+    """Compute softmax attention over whole rows; this device holds its part of each; differentiable in q,
     k, v and the sinks.
 
     Must be called with the axis manual and variation unchecked: `jax.shard_map(..., check_vma=False)`.

@@ -33,14 +33,14 @@ def ulysses_attention(
     sinks: Float[Array, " heads"] | None = None,
     kernel: Callable[..., Array],
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Compute attention over whole rows, of which this device holds its part; differentiable in q, k and v.
+    """Compute attention over whole rows; this device holds its part of each; differentiable in q, k and v.
 
     Must be called with `axis_name` manual: in `jax.shard_map(..., check_vma=False)`. Sent by each device:
     `ulysses_bytes`.
 
     Args:
         segments: Of the local tokens; 0 is padding.
-        sinks: Those of all its heads, of which the kernel gets the part of the heads that it computes.
+        sinks: Those of all its heads; the kernel gets those of the heads that it computes.
         kernel: Called once as `kernel(q, k, v, segments=segments, sinks=sinks)` with whole rows and part of the
             heads: `attention` with its other options bound.
 

@@ -249,7 +249,7 @@ def test_a_head_that_the_files_lack_stays_as_drawn(example, bare, tmp_path):
         example.theirs.vit.save_pretrained(folder)
     task = VitTask(model=dataclasses.replace(example.task.model, num_classes=3))
     drawn = jax.jit(task.init)(jax.random.key(1))[0]
-    with pytest.warns(UserWarning, match="no head for 3 classes .*: the head begins as it was drawn"):
+    with pytest.warns(UserWarning, match="no head for 3 classes .*: the head keeps its random initial values"):
         found, _ = load(folder, task, drawn, {})
     assert found.head is not None and np.array_equal(found.head.w, drawn.head.w)
     assert np.array_equal(found.positions, example.params.positions)

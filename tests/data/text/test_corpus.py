@@ -85,7 +85,7 @@ def test_a_missing_field_names_the_present_ones(records):
 
 
 def test_a_field_that_is_no_text_is_refused(records):
-    with pytest.raises(DataError, match="field 'text' is of type int; expected a text"):
+    with pytest.raises(DataError, match="field 'text' is of type int; expected text"):
         usable(records([{"text": 3}]))
 
 

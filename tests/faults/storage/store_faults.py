@@ -160,7 +160,7 @@ def _while_saving(
         return "committed, saying so" if steps == [2, 3] else "committed; an old one not removed, saying so"
     assert steps[:2] == [1, 2], "one was removed for what then failed"
     assert any(line.startswith("warning: saving step 3") for line in said), said
-    assert "the checkpoint of step 2 is whole" in str(error), error
+    assert "the checkpoint of step 2 is undamaged" in str(error), error
     if 3 in steps:
         assert any("may still be committed" in line for line in said), said
         return "said to have failed; it is there and whole"

@@ -252,7 +252,7 @@ def test_a_process_without_a_part_holds_up_one_checkpoint_alone(two):
     folder, (first, _) = two
     without, failed, *more = first["said"]
     assert re.search(
-        r"saving step 2 .* failed: 1 of 2 processes \(1\) wrote no part within 2 s.*step 1 is whole", without
+        r"saving step 2 .* failed: 1 of 2 processes \(1\) wrote no part within 2 s.*step 1 is undamaged", without
     )
     assert re.search(r"saving step 4 .* process 1 could not write its part: the disk of process 1 is full", failed)
     assert all("is not used" in line for line in more), more

@@ -294,5 +294,5 @@ def test_the_place_of_another_run_and_an_old_start_are_refused(undisturbed, tmp_
 
 def test_what_islands_can_not_do_is_refused(tmp_path):
     averaged = dataclasses.replace(experiment(tmp_path), step=StepConfig(ema_decay=0.9))
-    with pytest.raises(RecipeError, match=r"an average of the parameters would be each island's own"):
+    with pytest.raises(RecipeError, match=r"each island would average its parameters separately"):
         panax.fit(averaged, devices=jax.devices()[:2], quiet=True)

@@ -58,7 +58,7 @@ class Slurm:
         try:
             output = run_client(["sinfo", "--noheader", "--format=%P|%l|%D"], self._environment)
         except LaunchError as error:
-            raise LaunchError(f"Slurm can't be asked; {INSTALL_ADVICE}\n{error}") from error
+            raise LaunchError(f"Slurm can't be queried; {INSTALL_ADVICE}\n{error}") from error
         asked = self._resources
         rows = [row.split("|") for row in output.splitlines()]
         partitions = {row[0].rstrip("*"): row for row in rows if len(row) == 3}

@@ -123,7 +123,7 @@ class Channel:
         *lines, self._waiting = self._waiting.split(b"\n")
         try:
             messages = [
-                json_reader.parse(self._opened(line), most_bytes=MAX_MESSAGE_BYTES, constants=True) for line in lines
+                json_reader.parse(self._opened(line), max_bytes=MAX_MESSAGE_BYTES, constants=True) for line in lines
             ]
         except ValueError:
             self.closed = True

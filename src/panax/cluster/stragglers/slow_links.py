@@ -109,7 +109,7 @@ class SlowLinks:
         self._recent, self._flapping, self.slow = {}, set(), {}
 
     def add(self, times: Mapping[int, CollectiveTimes]) -> list[LinkChange]:
-        """Process a probe of all processes; return the groups that have become slow, are well again, or
+        """Process one probe of all processes; return the groups that have become slow, have recovered, or
         flap."""
         timed = slowest_by_group(times)
         changes: list[LinkChange] = []

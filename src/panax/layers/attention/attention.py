@@ -43,7 +43,7 @@ all heads together."""
 
 
 class HeadNorm(NamedTuple):
-    """A norm of queries and keys, of which each head has a scale of its own."""
+    """A norm of queries and keys with a separate scale for each head."""
 
     kind: Literal["rms", "layer"]
     epsilon: float

@@ -52,7 +52,7 @@ class MatrixOptimizer(ShardedOptimizer):
             )
 
     def is_matrix(self, axes: Axes) -> bool:
-        """Return whether a parameter with these logical axes is updated as a matrix."""
+        """Return True if a parameter with these logical axes is updated as a matrix."""
         return matrix_dims(axes) is not None and not any(axis in self.excluded for axis in axes)
 
     def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:

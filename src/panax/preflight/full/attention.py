@@ -111,7 +111,7 @@ def check_context_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
     """Check a kernel for "context attention": rows split over two devices."""
     devices = jax.local_devices()[:WAYS]
     if len(devices) < WAYS:
-        raise CaseSkipped(f"it takes {WAYS} devices, and there is 1")
+        raise CaseSkipped(f"it needs {WAYS} devices, and there is only 1")
     # As many key-value heads as devices, or there is nothing to exchange.
     kv_heads = max(sizes.heads // 4, WAYS)
     case = ContextCase(heads=sizes.heads, kv_heads=kv_heads, axis_size=WAYS)
@@ -172,7 +172,7 @@ def _compared(
         cases: The variants, each with the case by which a kernel is chosen for it.
         attend: Returns a function of q, k, v and segments; without `with_gradients` also of the cotangent,
             before the segments, and it returns the gradients too.
-        named: As for `made_by`.
+        named: As for `run_kernel`.
     """
     variants = list(cases)
     able = select_supported(kernel, list(cases.values()), local_target())

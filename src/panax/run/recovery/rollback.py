@@ -140,7 +140,7 @@ class RollbackController:
 
         Raises:
             TrainingError: The checkpoint that would be needed is gone.
-            PanaxError: As for `begin`; or the store refuses to be written.
+            PanaxError: As for `begin`; or the store could not be written.
         """
         heartbeat().phase("restore")
         if not self._corrupted:
