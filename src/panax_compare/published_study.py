@@ -25,8 +25,8 @@ LEARNING_RATE = 1e-3
 FLAWS: dict[str, tuple[str, str]] = {
     "labels": (
         "integer labels as distributions",
-        "the JAX side hands integers to `optax.softmax_cross_entropy`, which wants a distribution over the classes: each label "
-        "is multiplied with the sum of all log-probabilities, which is not a cross-entropy",
+        "the JAX side passes integers to `optax.softmax_cross_entropy`, which expects a distribution over classes: each label "
+        "is multiplied by the sum of all log-probabilities, which is not a cross-entropy",
     ),
     "scales": (
         "other initial weights",

@@ -470,7 +470,7 @@ def test_a_full_disk_is_warned_of_tried_again_and_loses_nothing(tmp_path):
         env=dict(os.environ),
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.count("saving step 2 failed and is tried again") == 2
+    assert run.stdout.count("saving step 2 failed and is retried") == 2
     assert "refused: saving step 2" in run.stdout
     assert "the checkpoint of step 1 is undamaged" in run.stdout
     assert "steps: [1, 3]" in run.stdout

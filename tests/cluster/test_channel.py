@@ -226,7 +226,7 @@ def test_the_secret_is_nowhere_in_what_is_sent():
 def test_an_accepting_end_waits_no_longer_than_its_time(monkeypatch):
     monkeypatch.setattr(channel, "GREETING_SECONDS", 0.2)
     ours, theirs = socket.socketpair()
-    with pytest.raises(HandshakeRefusedError, match="did not show the job's secret"):
+    with pytest.raises(HandshakeRefusedError, match="did not prove that it knows the job's secret"):
         accept_agent(ours, SECRET)
     ours.close()
     theirs.close()

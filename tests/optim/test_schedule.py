@@ -97,7 +97,7 @@ def test_the_peak_grows_with_the_rows_of_a_batch_by_a_rule(rule, ratio):
     schedule = Schedule(peak=0.1, decay="constant", **settings)
     assert AdamW(schedule=schedule).scale_to_batch(32).learning_rate(10)(5) == pytest.approx(0.1 * ratio, rel=1e-6)
     if rule != "same":
-        with pytest.raises(RecipeError, match=r"depends on the rows of a batch; give it these by scale_to_batch"):
+        with pytest.raises(RecipeError, match=r"depends on the number of rows in a batch; pass it to scale_to_batch"):
             AdamW(schedule=schedule).build({"w": ("embed",)}, 10)
 
 

@@ -178,7 +178,7 @@ def test_no_such_bucket(proxy):
     store = ObjectStore.open("s3://not-there/x", QUICK)
     for act in (lambda: store.write("y", [b"1"]), lambda: store.read("y"), store.list, lambda: store.delete(["y"])):
         with pytest.raises(
-            StoreError, match=r"no such bucket .*NoSuchBucket\) \(1 try .*make it, or correct"
+            StoreError, match=r"no such bucket .*NoSuchBucket\) \(1 try .*create it, or correct"
         ) as caught:
             act()
         assert not isinstance(caught.value, ObjectNotFoundError)

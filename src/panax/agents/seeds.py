@@ -52,8 +52,8 @@ PER_SEED_METRICS = ("return", "episode_return")
 class Seeds(Validated, CollectingTask):
     """`count` independent runs of `task`: every array has one more leading axis, `seed`.
 
-    They are compiled once, and fill a device that one small network would leave idle. Reported metrics are of
-    all seeds together, and returns also of each. A step with a non-finite gradient in one of the runs is
+    They are compiled once, and fill a device that one small network would leave idle. Reported metrics cover
+    all seeds together; returns are also reported per seed. A step with a non-finite gradient in one of the runs is
     skipped in all of them.
 
     Attributes:

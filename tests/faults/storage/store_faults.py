@@ -156,7 +156,7 @@ def _while_saving(
         assert 3 in steps
         if not said:
             return "committed"
-        assert any("removed" in line or "tried again" in line for line in said), said
+        assert any("removed" in line or "retried" in line for line in said), said
         return "committed, saying so" if steps == [2, 3] else "committed; an old one not removed, saying so"
     assert steps[:2] == [1, 2], "one was removed for what then failed"
     assert any(line.startswith("warning: saving step 3") for line in said), said

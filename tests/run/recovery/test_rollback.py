@@ -142,7 +142,7 @@ def test_a_run_goes_back_and_ends_as_if_it_had_left_the_batches_out(tmp_path):
     result, lines, (rollback,) = ran(tmp_path / "run", tmp_path, left_out=(8, 9, 10), bad=(8, 9, 10), devices=8)
     assert int(result.state.guard.skipped) == 0 and result.step == 20
     assert (rollback["step"], rollback["to"]) == (10, 5) and rollback["source"].endswith("step_00000005")
-    assert any("goes back to step 5" in line and "skips batches 8 to 10" in line for line in lines), lines
+    assert any("returns to step 5" in line and "skips batches 8 to 10" in line for line in lines), lines
     assert steps_of(tmp_path / "run") == [15, 20]
 
 

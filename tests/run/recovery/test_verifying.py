@@ -157,7 +157,7 @@ def test_a_corrupted_step_is_taken_back(tmp_path, monkeypatch, undisturbed):
     # The two newest, and the two newest up to the last good step.
     assert steps_of(tmp_path) == [4, 6, 8]
     assert "device 5 of process 0 on " in rollback["why"] and "square.w" in rollback["why"]
-    assert any("goes back to step 2" in line and line.endswith("rollback 1 of at most 3") for line in lines), lines
+    assert any("returns to step 2" in line and line.endswith("rollback 1 of at most 3") for line in lines), lines
     assert any("MiB more on each device than a usual step" in line for line in lines)
     (mishap,) = list_incidents(read_run(tmp_path))
     assert (mishap.cause, mishap.step, mishap.lost_steps) == ("silent corruption", 6, 4)

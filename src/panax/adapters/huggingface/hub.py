@@ -1,5 +1,5 @@
 """Models of a hub by name: found in the local cache of `huggingface_hub`, else downloaded by that library if
-installed. Weights, settings and tokenizers are taken; code never is."""
+installed. Weights, settings and tokenizers are downloaded, and never code."""
 
 import importlib.util
 import os

@@ -199,7 +199,9 @@ def accept_agent(connection: socket.socket, secret: str) -> Channel:
     while not greeting.is_expired:
         if select.select([greeting], [], [], 0.1)[0] and (channel := greeting.advance()) is not None:
             return channel
-    raise HandshakeRefusedError(f"the other end did not show the job's secret within {GREETING_SECONDS:.0f} s")
+    raise HandshakeRefusedError(
+        f"the peer did not prove that it knows the job's secret within {GREETING_SECONDS:.0f} s"
+    )
 
 
 def connect_to_supervisor(address: str, secret: str, seconds: float) -> Channel:

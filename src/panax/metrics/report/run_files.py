@@ -49,9 +49,9 @@ class RunFiles:
         energy: (joules, their source); None if the devices don't report energy.
         job, status: The supervisor's files; empty if the run was not launched by one.
         incidents: Incidents recorded by the supervisor, oldest first.
-        findings: Hosts and links found to be slow, or well again.
+        findings: Hosts and links found to be slow, or recovered.
         rollbacks: Returns of the run to an earlier step, oldest first.
-        alive: True if the run continues.
+        alive: True if the run is in progress.
         unread: Number of unreadable lines of each file that has any.
     """
 

@@ -74,13 +74,13 @@ class MatrixOptimizer(ShardedOptimizer):
         return adamw_step(inputs, self.b1, self.b2, self.epsilon)
 
     def matrix_state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
-        """Return the state specs of a parameter that is updated as a matrix, as `keeps` does."""
+        """Return the state specs of a parameter that is updated as a matrix, as `state_specs` does."""
         raise NotImplementedError
 
     def update_matrices(
         self, shards: Mapping[str, ParameterShard], inputs: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
-        """Compute the updates of the matrix parameters in `shards`, as `steps` does; `inputs` also holds the
+        """Compute the updates of the matrix parameters in `shards`, as `step_all` does; `inputs` also holds the
         other parameters."""
         raise NotImplementedError
 

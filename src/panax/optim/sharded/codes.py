@@ -2,7 +2,7 @@
 
 Blocks must be the same on every mesh, so that a run resumes bitwise on another one, and no block may span two
 devices, since its scale would have to be communicated. A block therefore has 256 elements in a shape that
-sharding does not split (`core.boxes`).
+sharding does not split (`core.layout.quant_blocks`).
 """
 
 import math

@@ -152,7 +152,7 @@ class ShardedOptimizer(Optimizer):
         return None
 
     def renewal_due(self, number: int) -> bool:
-        """Return True if `renewed` runs after step `number`, counted from 1; by default never."""
+        """Return True if `renew` runs after step `number`, counted from 1; by default never."""
         return False
 
     @property
