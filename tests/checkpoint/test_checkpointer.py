@@ -66,9 +66,9 @@ def saved(tmp_path, placement):
 
 def test_restores_bitwise_onto_the_same_layout(saved):
     checkpointer, state = saved
-    found = back(checkpointer, 3, state)
-    assert_same(found, state)
-    assert found["w"].sharding == state["w"].sharding
+    result = back(checkpointer, 3, state)
+    assert_same(result, state)
+    assert result["w"].sharding == state["w"].sharding
     checkpoint = Checkpointer(checkpointer.store.url).open(3)
     assert (checkpoint.manifest.step, checkpoint.manifest.host, checkpoint.manifest.metric) == (
         3,
@@ -492,14 +492,14 @@ def test_a_manifest_of_any_size_is_not_read(saved):
     """A sparse file: its bytes would be taken into memory before anything is looked at."""
     checkpointer, _ = saved
     manifest = Path(checkpointer.url(3), "manifest.json")
-    whole = manifest.read_bytes()
+    intact = manifest.read_bytes()
     with manifest.open("r+b") as file:
         file.truncate(2**40)
     with pytest.raises(DamagedError, match="a manifest has at most"):
         Checkpointer(checkpointer.store.url).open(3)
     with pytest.raises(DamagedError, match="a manifest has at most"):
         open_checkpoint(checkpointer.url(3))
-    manifest.write_bytes(whole)
+    manifest.write_bytes(intact)
 
 
 def test_a_store_that_lets_nothing_be_removed_keeps_all_and_says_it_once(tmp_path, placement, monkeypatch):

@@ -142,7 +142,7 @@ def slurm(given: dict, environment: dict[str, str]) -> Engine:
 
 def test_the_batch_script(tmp_path, clients, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = {
+    variables = {
         "nodes": 2,
         "processes": 8,
         "accelerator": "gpu",
@@ -151,7 +151,7 @@ def test_the_batch_script(tmp_path, clients, monkeypatch):
         "array": "0-3%1",
     }
     arguments = ["launch", "my recipe.py", "--name", "try-%a", "--on", "slurm"]
-    engine = slurm(given, clients())
+    engine = slurm(variables, clients())
     text = engine.render_submission(arguments, tmp_path / "50%")
     options = dict(
         line.removeprefix("#SBATCH --").partition("=")[::2] for line in text.splitlines() if "#SBATCH" in line

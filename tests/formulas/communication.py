@@ -107,9 +107,11 @@ def _weights(step: DecoderStep, ledger: _Ledger) -> None:
         ledger.add("all-gather", array.gathered, purpose, narrow * gathered, gathers)
         ledger.add("reduce-scatter", array.gathered, purpose, wide * scattered, scatters)
         if array.travels:
-            whole = array.each // step.ways(array.gathered) * step.layers_of(array)[1]
-            ledger.add("all-to-all", ("stage",), "layers to stages", whole * (wide if zero == "3" else narrow))
-            ledger.add("all-to-all", ("stage",), "layers to stages", whole * wide)
+            gathered_elements = array.each // step.ways(array.gathered) * step.layers_of(array)[1]
+            ledger.add(
+                "all-to-all", ("stage",), "layers to stages", gathered_elements * (wide if zero == "3" else narrow)
+            )
+            ledger.add("all-to-all", ("stage",), "layers to stages", gathered_elements * wide)
 
 
 def _gathered_bytes(step: DecoderStep, array: StoredArray) -> int:

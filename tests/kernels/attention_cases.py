@@ -79,8 +79,8 @@ def outputs_and_gradients(attend: Callable, case: Case, dtype=jnp.float32) -> tu
     @jax.jit
     def run(q, k, v, d_out):
         def call(q, k, v, sinks):
-            given = {} if sinks is None else {"sinks": sinks}
-            return attend(q, k, v, case.segments, **case.options, **given)
+            sinks_option = {} if sinks is None else {"sinks": sinks}
+            return attend(q, k, v, case.segments, **case.options, **sinks_option)
 
         out, pull = jax.vjp(call, q, k, v, case.sink_scores)
         return out, *(gradient for gradient in pull(d_out) if gradient is not None)

@@ -33,7 +33,7 @@ def inputs(length: int, slowest: float = 0.01, fastest: float = 3.0) -> Arrays:
     normal = lambda *shape: generator.normal(size=shape)  # noqa: E731
     k = normal(BATCH, length, KEY_HEADS, KEY_DIM) + 2.0 * normal(BATCH, 1, KEY_HEADS, KEY_DIM)
     rates = np.exp(generator.uniform(np.log(slowest), np.log(fastest), (BATCH, length, HEADS)))
-    found = {
+    results = {
         "q": normal(BATCH, length, KEY_HEADS, KEY_DIM),
         "k": k / np.linalg.norm(k, axis=-1, keepdims=True),
         "v": normal(BATCH, length, HEADS, VALUE_DIM),
@@ -41,7 +41,7 @@ def inputs(length: int, slowest: float = 0.01, fastest: float = 3.0) -> Arrays:
         "beta": generator.uniform(0.1, 1.0, (BATCH, length, HEADS)),
         "state": normal(BATCH, HEADS, KEY_DIM, VALUE_DIM),
     }
-    return {name: jnp.asarray(value, jnp.float32) for name, value in found.items()}
+    return {name: jnp.asarray(value, jnp.float32) for name, value in results.items()}
 
 
 def documents(length: int) -> jax.Array:
@@ -53,19 +53,23 @@ def documents(length: int) -> jax.Array:
 
 def with_gradients(rule, arrays: Arrays, segments, dtype, *, begins: bool) -> dict[str, np.ndarray]:
     """Outputs, and the gradients of a sum of them with fixed random weights."""
-    given = {name: value.astype(dtype) for name, value in arrays.items()}
+    cast = {name: value.astype(dtype) for name, value in arrays.items()}
     names = NAMES if begins else NAMES[:-1]
     generator = np.random.default_rng(1)
     weights = [
         jnp.asarray(generator.normal(size=arrays[name].shape).astype(np.float32), dtype) for name in ("v", "state")
     ]
 
-    def total(taken):
-        found = rule(DeltaInputs(*(taken[name] for name in NAMES[:-1])), state=taken.get("state"), segments=segments)
-        return sum(jnp.vdot(w, out) for w, out in zip(weights, found)), found
+    def total(leaves):
+        result = rule(
+            DeltaInputs(*(leaves[name] for name in NAMES[:-1])),
+            state=leaves.get("state"),
+            segments=segments,
+        )
+        return sum(jnp.vdot(w, out) for w, out in zip(weights, result)), result
 
-    (_, found), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))({name: given[name] for name in names})
-    results = {**found._asdict(), **{f"d_{name}": gradient for name, gradient in gradients.items()}}
+    (_, result), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))({name: cast[name] for name in names})
+    results = {**result._asdict(), **{f"d_{name}": gradient for name, gradient in gradients.items()}}
     return {name: np.asarray(value) for name, value in results.items()}
 
 
@@ -144,7 +148,7 @@ def test_maps_of_parts_compose(packed):
     """What devices do with the parts of a row."""
     arrays, segments = inputs(50), documents(50) if packed else None
     rows = DeltaInputs(*(arrays[name] for name in NAMES[:-1]))
-    whole = delta_rule(rows, state=arrays["state"], segments=segments, target=CPU, chunk=16)
+    full = delta_rule(rows, state=arrays["state"], segments=segments, target=CPU, chunk=16)
     state, cuts = arrays["state"], (0, 7, 23, 50)
     for low, high in itertools.pairwise(cuts):
         if segments is not None and low:
@@ -156,7 +160,7 @@ def test_maps_of_parts_compose(packed):
         if segments is not None:
             state = jnp.where((segments[:, low] != 0)[:, None, None, None], state, 0.0)
         state = change.written + jnp.einsum("bhmn,bhnp->bhmp", change.transfer, state)
-    assert difference(state, whole.state) < TOLERANCE
+    assert difference(state, full.state) < TOLERANCE
 
 
 def test_sixteen_bits_are_computed_in_float32():

@@ -59,14 +59,14 @@ def with_gradients(scan, arrays, segments, *, begins: bool):
     outputs = jax.eval_shape(defined, *arrays.values(), segments)
     weights = [jnp.asarray(generator.normal(size=out.shape), jnp.float32) for out in outputs]
 
-    def total(taken):
-        given = {**arrays, "state": None, **taken}
-        found = scan(*(given[name] for name in NAMES), segments)
-        return sum(jnp.vdot(w, out.astype(jnp.float32)) for w, out in zip(weights, found)), found
+    def total(differentiated):
+        arguments = {**arrays, "state": None, **differentiated}
+        params = scan(*(arguments[name] for name in NAMES), segments)
+        return sum(jnp.vdot(w, out.astype(jnp.float32)) for w, out in zip(weights, params)), params
 
     run = jax.jit(jax.value_and_grad(total, has_aux=True))
-    (_, found), gradients = run({name: arrays[name] for name in names})
-    return {**found._asdict(), **{f"d_{name}": gradient for name, gradient in gradients.items()}}
+    (_, params), gradients = run({name: arrays[name] for name in names})
+    return {**params._asdict(), **{f"d_{name}": gradient for name, gradient in gradients.items()}}
 
 
 def difference(actual, expected) -> float:
@@ -88,14 +88,12 @@ def test_equals_the_definition(length, chunk, packed, begins):
 
 def test_a_document_is_scanned_as_if_alone():
     arrays, segments = inputs(40), jnp.asarray([[1] * 13 + [2] * 20 + [0] * 7] * BATCH, jnp.int32)
-    whole = chunked(8)(**{**arrays, "state": None}, segments=segments)
+    full = chunked(8)(**{**arrays, "state": None}, segments=segments)
     alone = {name: arrays[name][:, 13:33] if arrays[name].ndim > 1 else arrays[name] for name in NAMES[:-1]}
     part = chunked(8)(**alone, state=None, segments=None)
-    np.testing.assert_allclose(whole.y[:, 13:33], part.y, rtol=0, atol=TOLERANCE * float(jnp.abs(part.y).max()))
+    np.testing.assert_allclose(full.y[:, 13:33], part.y, rtol=0, atol=TOLERANCE * float(jnp.abs(part.y).max()))
     assert (
-        not np.asarray(whole.y[:, 33:]).any()
-        and not np.asarray(whole.state).any()
-        and not np.asarray(whole.decay).any()
+        not np.asarray(full.y[:, 33:]).any() and not np.asarray(full.state).any() and not np.asarray(full.decay).any()
     )
 
 
@@ -103,7 +101,7 @@ def test_a_document_is_scanned_as_if_alone():
 def test_states_pass_between_parts_of_a_row(packed):
     """Scanned in two parts, and the second corrected by what the first one left: what devices do."""
     arrays, segments = inputs(50), documents(50) if packed else None
-    whole = chunked(16)(**{**arrays, "state": None}, segments=segments)
+    full = chunked(16)(**{**arrays, "state": None}, segments=segments)
     cut = 23
 
     def part(where):
@@ -117,8 +115,8 @@ def test_states_pass_between_parts_of_a_row(packed):
     goes_on = jnp.ones(BATCH, bool) if segments is None else segments[:, cut] == segments[:, cut - 1]
     passed = jnp.where(goes_on[:, None, None, None], left.state, 0.0)
     extra = initial_state_output(second["dt"], second["a"], second["c"], passed, second["segments"])
-    assert difference(jnp.concatenate([left.y, right.y + extra], axis=1), whole.y) < TOLERANCE
-    assert difference(right.state + right.decay[..., None, None] * passed, whole.state) < TOLERANCE
+    assert difference(jnp.concatenate([left.y, right.y + extra], axis=1), full.y) < TOLERANCE
+    assert difference(right.state + right.decay[..., None, None] * passed, full.state) < TOLERANCE
 
 
 def test_sixteen_bits_lose_a_few_roundings():
@@ -182,9 +180,9 @@ def test_convolves_each_document_by_itself_and_goes_on_from_a_tail():
         *(jnp.asarray(v) for v in (x[:, cut:], w, x[:, cut - 3 : cut], segments[:, cut:], segments[:, cut - 3 : cut]))
     )
     np.testing.assert_allclose(rest, expected[:, cut:], atol=1e-6)
-    whole = causal_convolution(jnp.asarray(x), jnp.asarray(w))
+    full = causal_convolution(jnp.asarray(x), jnp.asarray(w))
     tail = causal_convolution(jnp.asarray(x[:, cut:]), jnp.asarray(w), jnp.asarray(x[:, cut - 3 : cut]))
-    np.testing.assert_allclose(tail, whole[:, cut:], atol=1e-6)
+    np.testing.assert_allclose(tail, full[:, cut:], atol=1e-6)
 
 
 def test_docstring_examples():

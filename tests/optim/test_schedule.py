@@ -66,10 +66,10 @@ def test_it_is_the_schedule_of_transformers(schedule, reference, options):
         wanted.append(told.get_last_lr()[0])
         optimizer.step()
         told.step()
-    found = rates(schedule, 100)
+    actual = rates(schedule, 100)
     # Its warm-up begins at 0 and reaches the peak one step later.
     first = schedule.warmup_steps
-    np.testing.assert_allclose(found[first:], wanted[first:], rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(actual[first:], wanted[first:], rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize(

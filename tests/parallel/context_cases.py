@@ -154,11 +154,11 @@ def program(case: Case, name: str, *, dtype=jnp.float32, target: Target = CPU, g
     return list(equations(jax.make_jaxpr(split)(*case.shapes(dtype)).jaxpr))
 
 
-def sent_bytes(found, axis_size: int) -> int:
+def sent_bytes(executions, axis_size: int) -> int:
     """What each device sends, from the arrays that the collectives of a program take."""
     sent = 0
-    for equation, times in found:
-        taken = sum(x.aval.size * x.aval.dtype.itemsize for x in equation.invars)
+    for equation, times in executions:
+        operand_bytes = sum(x.aval.size * x.aval.dtype.itemsize for x in equation.invars)
         # Of what it exchanges a device keeps its own part; what is gathered it hands on to all others.
         share = {
             "ppermute": (1, 1),
@@ -167,14 +167,14 @@ def sent_bytes(found, axis_size: int) -> int:
         }.get(equation.primitive.name)
         assert share or equation.primitive.name not in {"psum", "pmax", "reduce_scatter", "psum_invariant"}
         if share:
-            sent += times * taken * share[0] // share[1]
+            sent += times * operand_bytes * share[0] // share[1]
     return sent
 
 
-def product_flops(found) -> int:
+def product_flops(executions) -> int:
     """Twice the multiplications of all matrix products."""
     flops = 0
-    for equation, times in found:
+    for equation, times in executions:
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
             left = equation.invars[0].aval.shape

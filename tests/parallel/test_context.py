@@ -87,9 +87,9 @@ def test_places_are_those_of_the_order(context, tensor, order):
         out_specs=P(tuple(sizes)),
         check_vma=False,
     )
-    found = jax.jit(places)()
-    assert found.dtype == jnp.int32
-    assert found.tolist() == expected.tolist()
+    actual = jax.jit(places)()
+    assert actual.dtype == jnp.int32
+    assert actual.tolist() == expected.tolist()
 
 
 # ---- values
@@ -128,14 +128,14 @@ def test_sinks_equal_the_definition_on_whole_rows(case, name):
         check_vma=False,
     )
     *arrays, d_sinks = jax.jit(split)(*(x[:, order] for x in (q, k, v, d_out, segments)), sinks)
-    found = [np.asarray(x)[:, np.argsort(order)] for x in arrays] + [np.asarray(d_sinks).sum(axis=0)]
+    result = [np.asarray(x)[:, np.argsort(order)] for x in arrays] + [np.asarray(d_sinks).sum(axis=0)]
 
     def whole(q, k, v, sinks):
         return reference_attention(q, k, v, segments, scores=case.scores, sinks=sinks)
 
     expected, pull = jax.vjp(whole, q, k, v, sinks)
     for what, actual, wanted in zip(
-        ("out", "d_q", "d_k", "d_v", "d_sinks"), found, (expected, *pull(d_out)), strict=True
+        ("out", "d_q", "d_k", "d_v", "d_sinks"), result, (expected, *pull(d_out)), strict=True
     ):
         assert difference(actual, np.asarray(wanted)) < TOLERANCE, what
 
@@ -167,9 +167,9 @@ def test_sixteen_bits_lose_no_more_than_on_one_device(name):
         return blockwise_attention(q, k, v, segments, scores=scores, blocks=blocks)
 
     exact = case.expected(jnp.bfloat16, rounded)
-    whole, split = case.expected(jnp.bfloat16, one_device), case.run(name, jnp.bfloat16)
-    for what, best, right, found in zip(("out", "d_q", "d_k", "d_v"), exact, whole, split):
-        assert difference(found, best) < allowed * difference(right, best), what
+    unsplit, split = case.expected(jnp.bfloat16, one_device), case.run(name, jnp.bfloat16)
+    for what, best, right, result in zip(("out", "d_q", "d_k", "d_v"), exact, unsplit, split):
+        assert difference(result, best) < allowed * difference(right, best), what
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -186,7 +186,9 @@ def test_through_a_scan_over_rematerialized_layers(name):
         return jax.vjp(stack, q, k, v)[1](d_out)
 
     *inputs, _ = case.inputs()
-    whole = jax.jit(lambda *a: gradients(lambda q, k, v: case.of_rows(q, k, v, None, reference_attention), *a))(*inputs)
+    unsplit = jax.jit(lambda *a: gradients(lambda q, k, v: case.of_rows(q, k, v, None, reference_attention), *a))(
+        *inputs
+    )
     split = jax.shard_map(
         lambda *a: gradients(lambda q, k, v: attend(q, k, v, None), *a),
         mesh=case.mesh,
@@ -194,8 +196,8 @@ def test_through_a_scan_over_rematerialized_layers(name):
         out_specs=(case.rows,) * 3,
         check_vma=False,
     )
-    found = jax.jit(split)(*(x[:, order] for x in inputs))
-    for actual, expected in zip(found, whole):
+    result = jax.jit(split)(*(x[:, order] for x in inputs))
+    for actual, expected in zip(result, unsplit):
         assert difference(np.asarray(actual)[:, inverse], np.asarray(expected)) < 2 * TOLERANCE
 
 
@@ -248,8 +250,8 @@ def test_a_ring_sends_as_often_as_it_must_and_is_one_program_at_any_size():
     for context in (4, 8):
         case = Case(name="count", context=context)
         for gradients, arrays in ((False, 2), (True, 6)):
-            found = program(case, "ring", gradients=gradients)
-            assert sum(times for e, times in found if e.primitive.name == "ppermute") == arrays * (context - 1)
+            equations = program(case, "ring", gradients=gradients)
+            assert sum(times for e, times in equations if e.primitive.name == "ppermute") == arrays * (context - 1)
         lowered = jax.jit(case.split("ring")).lower(*case.shapes())
         written.add(lowered.as_text().count("stablehlo.collective_permute"))
         compiled = re.findall(r"= \S+ (all-\w+|collective-\w+|reduce-scatter)\(", lowered.compile().as_text())
@@ -287,19 +289,19 @@ def test_all_devices_compute_the_same():
         # At home the two chunks by themselves and the late one by the early one, then two at each of the other devices.
         pieces = 3 + 2 * (context - 1)
         for gradients, products in ((False, 2), (True, 2 + 5)):
-            found = program(case, "ring", gradients=gradients)
-            assert not any(equation.primitive.name == "cond" for equation, _ in found)
-            assert product_flops(found) == products * pieces * square
+            equations = program(case, "ring", gradients=gradients)
+            assert not any(equation.primitive.name == "cond" for equation, _ in equations)
+            assert product_flops(equations) == products * pieces * square
 
 
 def test_a_device_keeps_nothing_of_the_size_of_local_by_global():
     case = Case(name="memory", context=8, fsdp=1, length=16384, heads=1, kv_heads=1)
     local = case.length // case.context
     for window in (None, 1000):
-        found = program(dataclasses.replace(case, window=window), "ring", target=Target("gpu"))
+        equations = program(dataclasses.replace(case, window=window), "ring", target=Target("gpu"))
         sizes = [
             (v.aval.size, str(v.aval))
-            for equation, _ in found
+            for equation, _ in equations
             for v in equation.outvars
             if equation.primitive.name not in ("shard_map", "jit")
         ]
@@ -311,8 +313,8 @@ def test_a_device_keeps_nothing_of_the_size_of_local_by_global():
 def test_a_device_with_contiguous_rows_skips_what_it_does_not_see(context):
     """Behind the step at home, each step is a choice between a whole product and none."""
     case = Case(name="skips", context=context, rows_are="contiguous")
-    found = program(case, "ring", gradients=False)
-    choices = [equation for equation, _ in found if equation.primitive.name == "cond"]
+    equations = program(case, "ring", gradients=False)
+    choices = [equation for equation, _ in equations if equation.primitive.name == "cond"]
     assert choices
     products = [
         ["dot_general" in str(branch) for branch in equation.params["branches"]]
@@ -330,8 +332,8 @@ def test_masks_of_pieces_of_a_longer_sequence():
         for window in (None, 1, 4, 9, 11):
             for offset in (-12, -5, 0, 3, 6, 14):
                 rule = MaskRule(causal=causal, window=window, offset=offset)
-                whole = dataclasses.replace(rule, offset=0)
-                expected = np.asarray(whole.allows(jnp.arange(6)[:, None] + offset, jnp.arange(6)[None, :]))
+                unsplit = dataclasses.replace(rule, offset=0)
+                expected = np.asarray(unsplit.allows(jnp.arange(6)[:, None] + offset, jnp.arange(6)[None, :]))
                 visible = np.asarray(rule.allows(jnp.arange(6)[:, None], jnp.arange(6)[None, :]))
                 assert (visible == expected).all()
                 assert rule.block_allows((0, 6), (0, 6)) == visible.any(), rule

@@ -88,9 +88,9 @@ def test_a_request_that_was_overheard_is_good_for_nothing_else(served):
             method, path, body=b"1" * size, headers={"Authorization": signed, "Content-Length": str(size)}
         )
         with contextlib.closing(connection.getresponse()) as response:
-            found = response.status
+            status = response.status
         connection.close()
-        return found
+        return status
 
     assert asked("DELETE", "/x") == asked("GET", "/other") == asked("DELETE", "/other", 1) == 403
     assert asked("DELETE", "/other") == 200

@@ -37,7 +37,7 @@ def check_mesh(
     asked = comms.active_setting
     if not task.names_axes:
         raise RecipeError(
-            f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program and adds its gradients up; "
+            f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program and reduces its gradients; "
             f"remove comms"
         )
     if comms.over == (AUTO,):

@@ -172,11 +172,11 @@ def _while_restoring(
 ) -> str:
     server.faults.set(case.fault)
     try:
-        step, found = go_on(Checkpointer(store, CONFIG, say=said.append))
+        step, result = go_on(Checkpointer(store, CONFIG, say=said.append))
     except PanaxError as error:
         assert case.stays and not isinstance(error, DamagedError) and "can't be" in str(error), error
         return "an error that says so; nothing is read from an older one"
-    assert same(found, step), f"step {step} was restored wrongly"
+    assert same(result, step), f"step {step} was restored wrongly"
     if step == 2:
         assert not said, said
         return "read"

@@ -306,7 +306,7 @@ def test_copies_in_memory(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_data_that_can_not_seek(tmp_path):
-    batches = [found.batch for found, _ in zip(Points((9, 10)).batches(), range(24))]
+    batches = [item.batch for item, _ in zip(Points((9, 10)).batches(), range(24))]
     told = fit(experiment(tmp_path / "told", bad=(9, 10), skip_batches=(9, 10)), quiet=True)
     with pytest.warns(UserWarning, match="can't resume exactly"):
         result = fit(experiment(tmp_path / "list", data=batches), quiet=True)

@@ -227,7 +227,7 @@ def _word(text: str) -> str:
 def _quoted(value: str) -> str:
     """Quote an option's value in a script's comment."""
     if any(each in value for each in '\n\r"\\'):
-        raise LaunchError(f"a batch script can't hold {value!r}: it has a quote, a backslash or a line's end")
+        raise LaunchError(f"a batch script can't hold {value!r}: it has a quote, a backslash or a line break")
     return f'"{value}"' if re.search(r"[\s#']", value) else value
 
 

@@ -146,8 +146,8 @@ def _is(state: AxisState, wanted: ValueState) -> bool:
 def _unexpected(state: AxisState, wanted: list[str]) -> str:
     if state.kind is Kind.WHOLE and "PARTIAL" in wanted:
         return (
-            "is equal on every device and will be added up over them, which gives a multiple of it; where all devices compute "
-            "the loss alike, put split_cotangent before it"
+            "is equal on every device and will be summed over them, which gives a multiple of it; if all devices compute the "
+            "same loss, apply split_cotangent first"
         )
     if state.kind is Kind.PARTIAL:
         return "is a partial sum over devices that is never reduced; reduce it (reduce_scatter_sequence, sum_over_sequence, psum)"
