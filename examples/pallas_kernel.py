@@ -3,7 +3,7 @@
     python examples/pallas_kernel.py
 
 On a GPU the kernels are compiled, by Triton; on a CPU Pallas interprets them. On a mesh each device runs them on its own rows, as
-`custom_partitioning` says below: without it XLA would gather the rows first.
+`custom_partitioning` declares below: without it XLA would gather the rows first.
 """
 
 from functools import partial

@@ -28,15 +28,17 @@ def named(platform: str, expression: str) -> list[str]:
 
 def full_check(folder: Path, platform: str) -> dict[str, dict]:
     """The parts by their names, from a process that has the accelerator; the tests' own holds simulated CPUs."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    environment = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
     command = [sys.executable, "-m", "panax", "check", "--full", "--json", "--output", str(folder / "page.md")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=kept, cwd=folder, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, env=environment, cwd=folder, check=False
+    )
     if done.returncode not in (0, 1) or not done.stdout.strip():
         pytest.fail(f"the check ended with {done.returncode}: {done.stderr[-3000:]}")
-    found = json.loads(done.stdout)["full"]
-    if found["platform"] != platform:
-        pytest.fail(f"there is a {platform}, and JAX computes on {found['platform']}: {done.stderr[-2000:]}")
-    return {f"{part['group']}: {part['name']}": part for part in found["parts"]}
+    report = json.loads(done.stdout)["full"]
+    if report["platform"] != platform:
+        pytest.fail(f"there is a {platform}, and JAX computes on {report['platform']}: {done.stderr[-2000:]}")
+    return {f"{part['group']}: {part['name']}": part for part in report["parts"]}
 
 
 def judge(part: dict) -> None:

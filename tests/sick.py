@@ -105,6 +105,6 @@ def changed(result: Any, leaf: str, device: int, flip: Flip) -> Any:
         count += 1
         return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
-    found = jax.tree_util.tree_map_with_path(change, result)
+    actual = jax.tree_util.tree_map_with_path(change, result)
     assert count, f"nothing is called {leaf}"
-    return found
+    return actual

@@ -40,12 +40,12 @@ def theirs(module, loss, batch, key=None):
     return float(value.detach()), {name: as_numpy(g) for name, g in gradients.items()}
 
 
-def assert_same(found, expected, tolerance=TOLERANCE):
-    assert found[0] == pytest.approx(expected[0], rel=tolerance, abs=1e-7)
-    assert found[1].keys() == expected[1].keys()
+def assert_same(actual, expected, tolerance=TOLERANCE):
+    assert actual[0] == pytest.approx(expected[0], rel=tolerance, abs=1e-7)
+    assert actual[1].keys() == expected[1].keys()
     largest = max((np.abs(g).max() for g in expected[1].values()), default=0.0)
     for name, gradient in expected[1].items():
-        distance = np.abs(found[1][name] - gradient).max()
+        distance = np.abs(actual[1][name] - gradient).max()
         assert distance <= tolerance * np.abs(gradient).max() + FLOOR * largest, (
             name,
             distance,
@@ -55,9 +55,9 @@ def assert_same(found, expected, tolerance=TOLERANCE):
 
 def assert_trains_as_pytorch(task, module, loss, batch, tolerance=TOLERANCE):
     """One loss with all gradients and buffers."""
-    found = ours(task, batch)
-    assert_same(found, theirs(module, loss, batch), tolerance)
+    actual = ours(task, batch)
+    assert_same(actual, theirs(module, loss, batch), tolerance)
     for name, buffer in module.named_buffers():
         np.testing.assert_allclose(
-            np.asarray(found[2].state[name]), as_numpy(buffer), rtol=tolerance, atol=1e-6, err_msg=name
+            np.asarray(actual[2].state[name]), as_numpy(buffer), rtol=tolerance, atol=1e-6, err_msg=name
         )

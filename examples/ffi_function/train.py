@@ -4,7 +4,7 @@
 
 It needs a C++17 compiler (g++, or what CXX names) and runs on a CPU; a CUDA function is registered the same way with
 platform="CUDA". The function gives GELU and its derivative together, so the backward pass is one product. On a mesh each device
-calls it on its own part, as `custom_partitioning` says below: without it XLA would gather the whole array first.
+calls it on its own part, as `custom_partitioning` declares below: without it XLA would gather the whole array first.
 """
 
 import ctypes

@@ -38,6 +38,6 @@ def ppo_breakout() -> Experiment:
         num_steps=61,
         step=StepConfig(clip_norm=0.5),
         evaluate=EvaluateConfig(every=20),
-        hooks=(Film(most_steps=400),),
+        hooks=(Film(max_steps=400),),
         log_every=1,
     )

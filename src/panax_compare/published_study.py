@@ -25,8 +25,8 @@ LEARNING_RATE = 1e-3
 FLAWS: dict[str, tuple[str, str]] = {
     "labels": (
         "integer labels as distributions",
-        "the JAX side hands integers to `optax.softmax_cross_entropy`, which wants a distribution over the classes: each label "
-        "is multiplied with the sum of all log-probabilities, which is not a cross-entropy",
+        "the JAX side passes integers to `optax.softmax_cross_entropy`, which expects a distribution over classes: each label "
+        "is multiplied by the sum of all log-probabilities, which is not a cross-entropy",
     ),
     "scales": (
         "other initial weights",
@@ -100,7 +100,7 @@ def read_published_settings(options: argparse.Namespace) -> Settings:
     """
     if options.work != ["vit"]:
         raise RecipeError(
-            f"--as-published is of a ViT, not of {' and '.join(options.work)}; expected `panax compare vit --as-published`"
+            f"--as-published compares a ViT, not {' and '.join(options.work)}; expected `panax compare vit --as-published`"
         )
     for name, usual in (("precision", "f32"), ("attention", "fused"), ("columns", ""), ("learning_rate", 0.0)):
         if getattr(options, name) != usual:

@@ -49,7 +49,7 @@ def _abstraction(comparison: Comparison) -> Answer:
     ]
     if not lengths:
         return Answer(question, "No column ran, so this run gives no answer.", ())
-    ordered = sort_finite_first(lengths, key=lambda found: sum(found[1]))
+    ordered = sort_finite_first(lengths, key=lambda measured: sum(measured[1]))
     shortest, longest = ordered[0], ordered[-1]
     without = [column.title for column, length in lengths if not length.model]
     answer = (
@@ -142,7 +142,7 @@ def _debugging(comparison: Comparison, rows: list[ColumnFigures]) -> Answer:
         f"{column.title}, a batch with a label too few: {describe_wrong_batch(entry.probe)}" for column, entry in probed
     ]
     if probed:
-        said += f" A batch of another size was taken without compiling by {join_words(free)}."
+        said += f" A batch of another size was accepted without compiling by {join_words(free)}."
     return Answer(question, said, tuple(evidence))
 
 

@@ -88,10 +88,10 @@ def test_nnx_names_and_attention():
         )
 
     task = flax_nnx.task(create, square, axis_names={"model": "features"})
-    found = axes(task)
-    assert found["layers.0.kernel"] == (None, "features")
-    assert found["layers.1.query.kernel"] == ("width", "features", None)
-    assert found["layers.1.out.kernel"] == ("features", None, "width")
+    result = axes(task)
+    assert result["layers.0.kernel"] == (None, "features")
+    assert result["layers.1.query.kernel"] == ("width", "features", None)
+    assert result["layers.1.out.kernel"] == ("features", None, "width")
     assert axes(flax_nnx.task(create, square, axis_names={"model": None}))["layers.0.kernel"] == (None, None)
     with pytest.raises(
         RecipeError, match=r"layers.0.kernel: the model calls its axes 'model', which Panax does not know"

@@ -65,15 +65,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def print_choice(files: Sequence[AffectedFile], chosen: Sequence[AffectedFile], *, limit: int | None) -> None:
     """Print the chosen files with the reasons, and the number of tests left out."""
-    whole = {file.path: len(file.cases) for file in files}
+    num_cases = {file.path: len(file.cases) for file in files}
     for file in chosen[:limit]:
         count = (
-            f"{len(file.cases)}" if len(file.cases) == whole[file.path] else f"{len(file.cases)} of {whole[file.path]}"
+            f"{len(file.cases)}"
+            if len(file.cases) == num_cases[file.path]
+            else f"{len(file.cases)} of {num_cases[file.path]}"
         )
         print(f"{file.seconds:7.1f} s  {file.path} ({count} tests): {file.reason}")
     if limit is not None and len(chosen) > limit:
         print(f"           and {len(chosen) - limit} more files")
-    tests, left = sum(len(file.cases) for file in chosen), sum(whole.values())
+    tests, left = sum(len(file.cases) for file in chosen), sum(num_cases.values())
     seconds = START_SECONDS + max(
         sum(file.seconds for file in chosen) / WORKERS, max((file.seconds for file in chosen), default=0.0)
     )

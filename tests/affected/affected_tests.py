@@ -99,16 +99,16 @@ def fill_budget(files: Sequence[AffectedFile], budget_seconds: float, workers: i
     chosen = []
     for file in files:
         room = file.seconds if file.distance == 0 else min(left, each)
-        whole = file.seconds <= room
-        cases = list(file.cases) if whole else []
-        if not whole:
+        fits = file.seconds <= room
+        cases = list(file.cases) if fits else []
+        if not fits:
             used = 0.0
             for case in sorted(file.cases, key=lambda case: case.seconds):
                 if used + case.seconds <= room:
                     cases.append(case)
                     used += case.seconds
         if cases or file.distance == 0:
-            chosen.append(dataclasses.replace(file, cases=tuple(cases), whole=whole))
+            chosen.append(dataclasses.replace(file, cases=tuple(cases), whole=fits))
             left -= sum(case.seconds for case in cases)
     return chosen
 

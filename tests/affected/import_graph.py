@@ -152,8 +152,8 @@ class ImportGraph:
 
     def _resolve(self, source: str, name: str, importer: str, depth: int = 0) -> str | None:
         """The file that defines attribute `name` of module `source`: a sub-module, or the target of a re-export."""
-        if found := self._find(f"{source}.{name}", importer):
-            return found
+        if modules := self._find(f"{source}.{name}", importer):
+            return modules
         path = self._find(source, importer)
         if path is None:
             return None
@@ -165,70 +165,70 @@ class ImportGraph:
     def _imports_of(self, module: Module) -> set[str]:
         if module.tree is None:
             return set()
-        found: set[str] = set()
+        modules: set[str] = set()
         bound: dict[str, str] = {}
         used = {node.id for node in module.of_type(ast.Name)}
         for node in module.of_type(ast.Import):
             for alias in node.names:
                 first = alias.name.partition(".")[0]
                 bound[alias.asname or first] = alias.name if alias.asname else first
-                found.add(self._find(alias.name, module.path) or "")
+                modules.add(self._find(alias.name, module.path) or "")
         for node in module.of_type(ast.ImportFrom):
             source = _absolute(node, module.package)
             for alias in node.names:
                 # A name that an `__init__` only passes on makes no edge: importers of it have their own.
                 if _is_init(module.path) and (alias.asname or alias.name) not in used:
                     continue
-                found |= {self._find(source, module.path) or "", self._resolve(source, alias.name, module.path) or ""}
+                modules |= {self._find(source, module.path) or "", self._resolve(source, alias.name, module.path) or ""}
                 if self._find(f"{source}.{alias.name}", module.path):
                     bound[alias.asname or alias.name] = f"{source}.{alias.name}"
-        found |= self._attributes(module, bound)
-        found |= self._named(module)
-        found.discard("")
-        return found
+        modules |= self._attributes(module, bound)
+        modules |= self._named(module)
+        modules.discard("")
+        return modules
 
     def _attributes(self, module: Module, bound: Mapping[str, str]) -> set[str]:
         """Files behind expressions such as `panax.core.errors.suggest_name`, for the modules bound to names."""
-        found: set[str] = set()
+        modules: set[str] = set()
         for node in module.of_type(ast.Attribute):
             names = _chain(node)
             if not names or names[0] not in bound:
                 continue
             source = bound[names[0]]
             for name in names[1:]:
-                found.add(self._resolve(source, name, module.path) or "")
+                modules.add(self._resolve(source, name, module.path) or "")
                 if not self._find(f"{source}.{name}", module.path):
                     break
                 source = f"{source}.{name}"
-        return found
+        return modules
 
     def _named(self, module: Module) -> set[str]:
         """Files that string constants name: dotted names, scripts, sub-modules that are imported by name, recipes."""
-        found: set[str] = set()
+        modules: set[str] = set()
         folder = module.path.rpartition("/")[0]
         imports_by_name = any(node.attr == "import_module" for node in module.of_type(ast.Attribute)) or any(
             node.id == "import_module" for node in module.of_type(ast.Name)
         )
         is_test = module.path.startswith(f"{TESTS}/")
         if is_test and {"-m", "panax"} <= module.strings:
-            found.add(self._by_name.get("panax.__main__", ""))
+            modules.add(self._by_name.get("panax.__main__", ""))
         for text in module.strings:
             if text.endswith(".py"):
                 for candidate in (f"{folder}/{text}", f"{TESTS}/{text}", text):
                     if candidate in self.modules:
-                        found.add(candidate)
+                        modules.add(candidate)
                         break
             elif _DOTTED.fullmatch(text):
                 source, _, name = text.rpartition(".")
                 while source and not self._find(source, module.path):
                     source, _, name = source.rpartition(".")
                 if source:
-                    found.add(self._resolve(source, name, module.path) or "")
+                    modules.add(self._resolve(source, name, module.path) or "")
             elif is_test and text in self._recipes:
-                found.add(self._recipes[text])
+                modules.add(self._recipes[text])
             elif imports_by_name and text.isidentifier() and not _is_init(module.path):
-                found.add(self._by_name.get(f"{module.package}.{text}", ""))
-        return found
+                modules.add(self._by_name.get(f"{module.package}.{text}", ""))
+        return modules
 
 
 def _is_init(path: str) -> bool:

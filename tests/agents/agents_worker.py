@@ -117,8 +117,8 @@ def main() -> None:
     leaves = whole(result.state)
     if jax.process_index() == 0:
         np.savez(left, **leaves)  # pyright: ignore[reportArgumentType]
-    found = {"step": result.step, "begun": watched.begun, "ended": digests(leaves), "figures": figures.found}
-    print(json.dumps({**found, "evaluation": dict(result.evaluation)}), flush=True)
+    summary = {"step": result.step, "begun": watched.begun, "ended": digests(leaves), "figures": figures.found}
+    print(json.dumps({**summary, "evaluation": dict(result.evaluation)}), flush=True)
 
 
 if __name__ == "__main__":

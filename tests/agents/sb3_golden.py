@@ -41,14 +41,14 @@ def advantages() -> dict:
     )
     begins = np.ones(ENVIRONMENTS)
     for step in range(TIME):
-        given = reward[step] + DISCOUNT * np.where(truncated[step], final[step], 0.0)
+        rewards = reward[step] + DISCOUNT * np.where(truncated[step], final[step], 0.0)
         zeros = np.zeros((ENVIRONMENTS, 1), np.float32)
-        buffer.add(zeros, zeros, given, begins, torch.tensor(value[step]), torch.zeros(ENVIRONMENTS))
+        buffer.add(zeros, zeros, rewards, begins, torch.tensor(value[step]), torch.zeros(ENVIRONMENTS))
         begins = (terminated | truncated)[step].astype(np.float32)
     buffer.compute_returns_and_advantage(torch.tensor(last), begins)
     inputs = {"reward": reward, "value": value, "final": final, "terminated": terminated, "truncated": truncated}
-    found = {"advantage": buffer.advantages, "target": buffer.returns}
-    return {name: array.tolist() for name, array in {**inputs, "last": last, **found}.items()}
+    golden = {"advantage": buffer.advantages, "target": buffer.returns}
+    return {name: array.tolist() for name, array in {**inputs, "last": last, **golden}.items()}
 
 
 def losses() -> dict:

@@ -46,32 +46,34 @@ def given_weights(generator: np.random.Generator, *networks: torch.nn.Module, sc
 
 def filled(model: OffPolicyAlgorithm, generator: np.random.Generator) -> dict[str, Any]:
     """Put transitions into its buffer; what the next `sample` draws is put under "drawn" when it does."""
-    buffer, kept = model.replay_buffer, {}
+    buffer, buffer_arrays = model.replay_buffer, {}
     assert buffer is not None
     discrete = isinstance(model.action_space, spaces.Discrete)
-    kept["observation"] = generator.standard_normal((KEPT, SEEN), dtype=np.float32)
-    kept["next_observation"] = generator.standard_normal((KEPT, SEEN), dtype=np.float32)
-    kept["reward"] = generator.standard_normal(KEPT, dtype=np.float32)
-    kept["action"] = (
+    buffer_arrays["observation"] = generator.standard_normal((KEPT, SEEN), dtype=np.float32)
+    buffer_arrays["next_observation"] = generator.standard_normal((KEPT, SEEN), dtype=np.float32)
+    buffer_arrays["reward"] = generator.standard_normal(KEPT, dtype=np.float32)
+    buffer_arrays["action"] = (
         generator.integers(3, size=KEPT) if discrete else generator.uniform(-0.95, 0.95, (KEPT, ACTIONS))
     ).astype(np.int64 if discrete else np.float32)
-    kept["terminated"] = generator.random(KEPT) < 0.25
-    kept["truncated"] = (generator.random(KEPT) < 0.3) & ~kept["terminated"]
+    buffer_arrays["terminated"] = generator.random(KEPT) < 0.25
+    buffer_arrays["truncated"] = (generator.random(KEPT) < 0.3) & ~buffer_arrays["terminated"]
     for i in range(KEPT):
-        done = kept["terminated"][i] | kept["truncated"][i]
-        told = [{"TimeLimit.truncated": bool(kept["truncated"][i])}]
-        seen, following = kept["observation"][i][None], kept["next_observation"][i][None]
-        buffer.add(seen, following, kept["action"][i][None], kept["reward"][i][None], np.array([done]), told)
-    found = dict(kept)
+        done = buffer_arrays["terminated"][i] | buffer_arrays["truncated"][i]
+        told = [{"TimeLimit.truncated": bool(buffer_arrays["truncated"][i])}]
+        seen, following = buffer_arrays["observation"][i][None], buffer_arrays["next_observation"][i][None]
+        buffer.add(
+            seen, following, buffer_arrays["action"][i][None], buffer_arrays["reward"][i][None], np.array([done]), told
+        )
+    arrays = dict(buffer_arrays)
     theirs = buffer._get_samples
 
     def recorded(places: np.ndarray, env: Any = None) -> Any:
-        found["drawn"] = np.array(places)
+        arrays["drawn"] = np.array(places)
         return theirs(places, env)
 
     buffer._get_samples = recorded  # type: ignore[method-assign]
     model.set_logger(configure(None, []))
-    return found
+    return arrays
 
 
 def weights(network: torch.nn.Module) -> dict[str, np.ndarray]:
@@ -80,15 +82,15 @@ def weights(network: torch.nn.Module) -> dict[str, np.ndarray]:
 
 def recording(optimizer: torch.optim.Optimizer, network: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """The gradients that the optimizer is given, once it is."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
 
     def record(*_: Any) -> None:
         for name, weight in network.items():
             assert weight.grad is not None
-            found[name] = weight.grad.detach().numpy().copy()
+            arrays[name] = weight.grad.detach().numpy().copy()
 
     optimizer.register_step_pre_hook(record)
-    return found
+    return arrays
 
 
 def dqn() -> dict[str, Any]:

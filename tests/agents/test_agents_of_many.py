@@ -34,22 +34,22 @@ def trained(folder: Path, agent: str, run: Path, until: int, processes: int) -> 
         processes=processes,
         devices=4 // processes,
     )
-    with np.load(left) as found:
-        return said, dict(found)
+    with np.load(left) as saved:
+        return said, dict(saved)
 
 
-def assert_equal_state(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], discrete: bool) -> None:
+def assert_equal_state(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray], discrete: bool) -> None:
     """Where actions are whole numbers, environments, episodes and buffers are equal to the last bit, and weights nearly."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     seen = [name for name in expected if "acting" in name or "replay" in name]
     exact = {name for name in expected if expected[name].dtype.kind != "f"} | set(seen if discrete else ())
     assert any("ongoing.state" in name for name in seen) and len(exact) < len(expected)
     for name, leaf in expected.items():
         if name in exact:
-            np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+            np.testing.assert_array_equal(actual[name], leaf, err_msg=name)
         else:
             limit = STATE_TOLERANCE * max(1.0, np.abs(leaf).max())
-            np.testing.assert_allclose(found[name], leaf, rtol=0, atol=limit, err_msg=name)
+            np.testing.assert_allclose(actual[name], leaf, rtol=0, atol=limit, err_msg=name)
 
 
 @pytest.mark.slow

@@ -84,8 +84,8 @@ def test_memories_are_read_in_their_own_order(count):
 def test_the_entropy_of_a_squashed_normal_has_its_own_gradient(numbers):
     family = SquashedGaussian(space=Box(low=-1.0, high=1.0, shape=(1,)))
     drawn = family.sample(jnp.zeros((1, 2)), jax.random.split(jax.random.key(0), 1))
-    given = jnp.array([numbers], jnp.float32)
-    value, gradient = jax.value_and_grad(lambda x: family.entropy(x, drawn).sum())(given)
+    columns = jnp.array([numbers], jnp.float32)
+    value, gradient = jax.value_and_grad(lambda x: family.entropy(x, drawn).sum())(columns)
     # The mean over draws that move with the distribution, in double precision: z is a fine grid of the normal's quantiles.
     z = np.sort(np.random.default_rng(0).standard_normal(2_000_001))
     mean, deviation = numbers[0], np.exp(numbers[1])

@@ -38,23 +38,23 @@ def test_states_are_those_of_one_episode():
 
 @pytest.mark.slow
 def test_a_run_logs_films_and_keeps_them(tmp_path):
-    found, one = [], jax.devices()[:1]
+    films, one = [], jax.devices()[:1]
 
     class Taken(Tracker):
         def record(self, step, values):
             pass
 
         def film(self, step, name, frames, seconds_per_frame):
-            found.append((step, name, frames.shape[1:], seconds_per_frame))
+            films.append((step, name, frames.shape[1:], seconds_per_frame))
 
     experiment = Experiment(
-        task=TASK, num_steps=2, hooks=(Film(most_steps=3),), directory=str(tmp_path), evaluate=EvaluateConfig(every=1)
+        task=TASK, num_steps=2, hooks=(Film(max_steps=3),), directory=str(tmp_path), evaluate=EvaluateConfig(every=1)
     )
     panax.fit(experiment, quiet=True, trackers=(Taken(),), devices=one)
-    assert found[0] == (1, "episode", (16, 48, 3), 0.2) and found[-1][0] == 2
+    assert films[0] == (1, "episode", (16, 48, 3), 0.2) and films[-1][0] == 2
     assert (tmp_path / "films" / "step_00000001.png").read_bytes().startswith(b"\x89PNG")
     other = dataclasses.replace(TASK, environment=Endless())
-    with pytest.raises(RecipeError, match="Endless draws no pictures"):
+    with pytest.raises(RecipeError, match="Endless does not render images"):
         panax.fit(
             dataclasses.replace(experiment, task=other, directory=str(tmp_path / "none")), quiet=True, devices=one
         )

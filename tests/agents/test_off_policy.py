@@ -62,30 +62,33 @@ def drawn_batch(task, updates: int = 0) -> tuple:
 def test_the_loss_of_dqn_in_numpy(double):
     task = dataclasses.replace(DQN, double=double)
     params, state, batch = drawn_batch(task)
-    given = {name: np.asarray(leaf) for name, leaf in batch.items()}
-    assert given["terminated"].any() and not given["terminated"].all()
+    transitions = {name: np.asarray(leaf) for name, leaf in batch.items()}
+    assert transitions["terminated"].any() and not transitions["terminated"].all()
 
     def values(network, seen):
         advantage, value = layers(network.policy.actor, seen), layers(network.policy.critic, seen)
         return value + advantage - advantage.mean(axis=1, keepdims=True)
 
     total = 0.0
-    own, following = values(params, given["observation"]), values(state["target"], given["next_observation"])
-    picked_by = values(params, given["next_observation"]) if double else following
+    predicted, following = (
+        values(params, transitions["observation"]),
+        values(state["target"], transitions["next_observation"]),
+    )
+    picked_by = values(params, transitions["next_observation"]) if double else following
     for row in range(task.batch_size):
-        target = given["reward"][row]
-        if not given["terminated"][row]:
+        target = transitions["reward"][row]
+        if not transitions["terminated"][row]:
             target += 0.99 * following[row, picked_by[row].argmax()]
-        distance = abs(own[row, given["action"][row]] - target)
+        distance = abs(predicted[row, transitions["action"][row]] - target)
         total += 0.5 * distance**2 if distance <= 1 else distance - 0.5
-    found = task.loss(params, state, batch, jax.random.key(0), True).losses["value"]
-    assert float(found.sum) == pytest.approx(total, rel=1e-5) and float(found.weight) == task.batch_size
+    evaluation = task.loss(params, state, batch, jax.random.key(0), True).losses["value"]
+    assert float(evaluation.sum) == pytest.approx(total, rel=1e-5) and float(evaluation.weight) == task.batch_size
 
 
 def test_the_losses_of_sac_in_numpy():
     params, state, batch = drawn_batch(SAC)
     params = dataclasses.replace(params, log_temperature=jnp.float32(-0.7))
-    given = {name: np.asarray(leaf) for name, leaf in batch.items()}
+    transitions = {name: np.asarray(leaf) for name, leaf in batch.items()}
     key = jax.random.key(5)
 
     def drawn(seen, own_key):
@@ -101,18 +104,18 @@ def test_the_losses_of_sac_in_numpy():
         return np.stack([layers(each, np.concatenate([seen, unit], 1))[:, 0] for each in networks.each])
 
     now_key, next_key = jax.random.split(key)
-    unit, log_prob = drawn(given["next_observation"], next_key)
-    following = critics(state["target"], given["next_observation"], unit).min(0) - np.exp(-0.7) * log_prob
-    target = given["reward"] + 0.99 * np.where(given["terminated"], 0.0, following)
-    valued = critics(params.critics, given["observation"], given["action"])
-    unit, log_prob = drawn(given["observation"], now_key)
+    unit, log_prob = drawn(transitions["next_observation"], next_key)
+    following = critics(state["target"], transitions["next_observation"], unit).min(0) - np.exp(-0.7) * log_prob
+    target = transitions["reward"] + 0.99 * np.where(transitions["terminated"], 0.0, following)
+    valued = critics(params.critics, transitions["observation"], transitions["action"])
+    unit, log_prob = drawn(transitions["observation"], now_key)
     expected = {
         "critic": 0.5 * ((valued - target) ** 2).sum(),
-        "actor": (np.exp(-0.7) * log_prob - critics(params.critics, given["observation"], unit).min(0)).sum(),
+        "actor": (np.exp(-0.7) * log_prob - critics(params.critics, transitions["observation"], unit).min(0)).sum(),
         "temperature": (0.7 * (log_prob - 1.0)).sum(),
     }
-    found = SAC.loss(params, state, batch, key, True).losses
-    assert {name: float(each.sum) for name, each in found.items()} == pytest.approx(expected, rel=1e-4)
+    actual = SAC.loss(params, state, batch, key, True).losses
+    assert {name: float(each.sum) for name, each in actual.items()} == pytest.approx(expected, rel=1e-4)
 
 
 def test_each_loss_of_sac_moves_what_it_is_of():
@@ -171,7 +174,7 @@ def experiment(task, folder, **settings) -> Experiment:
 
 def test_a_run_that_was_cut_off_ends_as_one_that_was_not(task, tmp_path):
     """To the last bit, the buffer included."""
-    whole = panax.fit(experiment(task, tmp_path / "whole"))
+    uninterrupted = panax.fit(experiment(task, tmp_path / "whole"))
 
     class Stop(panax.hooks.Hook):
         def after_step(self, run):
@@ -181,7 +184,7 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(task, tmp_path):
     cut = experiment(task, tmp_path / "cut")
     assert panax.fit(dataclasses.replace(cut, hooks=(Stop(),))).step == 2
     resumed = panax.fit(cut)
-    names = named_leaves(whole.state)
+    names = named_leaves(uninterrupted.state)
     assert any("replay.experience.observation" in name for name in names)
     for (name, a), b in zip(names.items(), jax.tree.leaves(resumed.state)):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
@@ -265,7 +268,7 @@ def test_random_actions_grow_fewer():
 def test_an_environment_that_gives_nan_ends_the_run(tmp_path):
     """Also before the first step, in the initial content of the buffer."""
     task = Dqn(environment=Sick(), **COMMON)
-    with pytest.raises(DataError, match="step 1: the environment gave a reward that is not finite: nan"):
+    with pytest.raises(DataError, match="step 1: the environment returned a reward that is not finite: nan"):
         panax.fit(experiment(task, tmp_path))
 
 

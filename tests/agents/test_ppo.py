@@ -103,7 +103,7 @@ def experiment(task, folder, **settings) -> Experiment:
 @pytest.mark.slow
 def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path):
     """To the last bit, environments, their statistics and unfinished episodes included."""
-    whole = panax.fit(experiment(TASK, tmp_path / "whole"))
+    uninterrupted = panax.fit(experiment(TASK, tmp_path / "whole"))
 
     class Stop(panax.hooks.Hook):
         def after_step(self, run):
@@ -114,7 +114,7 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(tmp_path):
     first = panax.fit(dataclasses.replace(cut, hooks=(Stop(),)))
     assert first.step == 2
     resumed = panax.fit(cut)
-    for (name, a), b in zip(named_leaves(whole.state).items(), jax.tree.leaves(resumed.state)):
+    for (name, a), b in zip(named_leaves(uninterrupted.state).items(), jax.tree.leaves(resumed.state)):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         assert (np.asarray(a) == np.asarray(b)).all(), name
@@ -158,14 +158,14 @@ def test_values_of_final_observations_are_those_before_the_reset(policy):
     _, rollout = jax.jit(lambda acting: collect_rollout(environment, actor, acting, row, jax.random.key(2), 16))(
         state["acting"]
     )
-    found = next_values(actor, rollout)
+    values = next_values(actor, rollout)
     assert rollout.truncated.sum() == 5 * 8 and not rollout.terminated.any()
     at, who = map(int, np.argwhere(np.asarray(rollout.truncated))[3])
     memory = jax.tree.map(lambda leaf: leaf[at], rollout.memory)
     remembered, _ = policy.act(params.policy, memory, rollout.observation[at])
-    own = policy.act(params.policy, remembered, rollout.final_observation[at])[1].value[who]
-    assert found[at, who] == pytest.approx(float(own), abs=1e-6)
-    assert found[at, who] != pytest.approx(float(rollout.value[at + 1, who]), abs=1e-6), "after the reset"
+    bootstrap = policy.act(params.policy, remembered, rollout.final_observation[at])[1].value[who]
+    assert values[at, who] == pytest.approx(float(bootstrap), abs=1e-6)
+    assert values[at, who] != pytest.approx(float(rollout.value[at + 1, who]), abs=1e-6), "after the reset"
 
 
 def test_a_recurrent_policy_is_trained_as_it_acted():
@@ -234,11 +234,11 @@ def test_seeds_side_by_side_train_as_each_alone():
             return super().collect(params, state, batch, jax.random.fold_in(key, 1))
 
     fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
-    alone, own = taken(step_of(OfOneSeed(**fields)), 2)
+    alone, bootstrap = taken(step_of(OfOneSeed(**fields)), 2)
     assert any((leaf[0] != leaf[1]).any() for leaf in jax.tree.leaves(state.params))
     for (name, a), b in zip(named_leaves(state.params).items(), jax.tree.leaves(alone.params)):
         np.testing.assert_allclose(a[1], b, atol=1e-5, err_msg=name)
-    assert scalars["episode_return/seed1"] == pytest.approx(float(own["episode_return"]))
+    assert scalars["episode_return/seed1"] == pytest.approx(float(bootstrap["episode_return"]))
     with pytest.raises(RecipeError, match=r"step.clip_norm=0.5.*of all runs of Seeds as one"):
         step_of(Seeds(task=task))
 
@@ -260,9 +260,11 @@ def test_continuous_actions_are_trained():
 
 def test_an_evaluation_is_of_whole_episodes_with_an_interval():
     step = step_of(TASK)
-    found = judged(step, step.init(0))
-    assert found["episodes"].value == 8 and found["unfinished"].value == 0
-    assert 5 < float(found["return"].value) <= 20 and float(found["return"].value) == float(found["length"].value)
+    evaluation = judged(step, step.init(0))
+    assert evaluation["episodes"].value == 8 and evaluation["unfinished"].value == 0
+    assert 5 < float(evaluation["return"].value) <= 20 and float(evaluation["return"].value) == float(
+        evaluation["length"].value
+    )
     totals = jnp.array([1.0, 2.0, 4.0, 9.0])
     sample = evaluation_result(Episodes(totals, jnp.ones(4, jnp.int32), jnp.array([True] * 3 + [False])), {}).metrics
     assert sample["unfinished"].value == 1
@@ -273,7 +275,7 @@ def test_an_evaluation_is_of_whole_episodes_with_an_interval():
 
 
 def test_an_environment_that_returns_nan_or_changes_shapes_is_one_clear_message(tmp_path):
-    with pytest.raises(DataError, match="step 1: the environment gave a reward that is not finite: nan"):
+    with pytest.raises(DataError, match="step 1: the environment returned a reward that is not finite: nan"):
         panax.fit(experiment(dataclasses.replace(TASK, environment=Sick()), tmp_path / "sick"))
     with pytest.raises(RecipeError, match=r"Growing.step changes the state's leaf state from .* same shape"):
         panax.fit(experiment(dataclasses.replace(TASK, environment=Growing()), tmp_path / "growing"))

@@ -85,8 +85,8 @@ def test_duelling(numbers):
 def test_soft_values_and_the_temperature(numbers):
     values, log_prob = numbers["own"][:, :2].T, numbers["reward"]
     expected = [min(values[0, row], values[1, row]) - 0.3 * log_prob[row] for row in range(ROWS)]
-    found = soft_value(jnp.asarray(values), jnp.asarray(log_prob), jnp.float32(0.3))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    actual = soft_value(jnp.asarray(values), jnp.asarray(log_prob), jnp.float32(0.3))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
     def loss(log_temperature):
         return temperature_loss(log_temperature, jnp.asarray(log_prob), target_entropy=-2.0).mean()

@@ -54,8 +54,8 @@ def test_drawing_is_even_over_what_is_kept_and_depends_on_the_environments_numbe
     assert drawn.observation.shape == (ENVIRONMENTS * 6000, 2)
     counts = np.bincount(np.asarray(drawn.reward).astype(int), minlength=206).reshape(-1)
     for environment in range(ENVIRONMENTS):
-        own = counts[100 * environment : 100 * environment + 6]
-        assert own.sum() == 6000 and (np.abs(own - 1000) < 150).all()
+        environment_counts = counts[100 * environment : 100 * environment + 6]
+        assert environment_counts.sum() == 6000 and (np.abs(environment_counts - 1000) < 150).all()
     part = Replay(jax.tree.map(lambda leaf: leaf[1:2], replay.experience), replay.added)
     alone = part.sample(row[1:2], jax.random.key(0), 6000)
     np.testing.assert_array_equal(alone.reward, drawn.reward.reshape(ENVIRONMENTS, 6000)[1])
@@ -81,8 +81,8 @@ def test_a_ring_that_does_not_fit_is_refused_with_its_bytes():
 def test_rings_of_runs_side_by_side_are_counted_together():
     """Three of the rings above, each too small to be refused by itself."""
     replay = jax.eval_shape(lambda: ring(1000))
-    whole = types.SimpleNamespace(shard_shape=lambda shape: shape, addressable_devices=())
-    shardings = jax.tree.map(lambda leaf: whole, replay)
+    unsharded = types.SimpleNamespace(shard_shape=lambda shape: shape, addressable_devices=())
+    shardings = jax.tree.map(lambda leaf: unsharded, replay)
     check_memory(replay, shardings, free_bytes=117_000, runs=(3,))
     with pytest.raises(
         RecipeError,

@@ -89,11 +89,11 @@ def layers_of(numbers: dict[str, Any], *names: tuple[str, ...]) -> Layers:
     def joined(which: tuple[str, ...], kind: str) -> jax.Array:
         return jnp.asarray(np.concatenate([np.array(numbers[f"{name}.{kind}"], np.float32) for name in which]).T)
 
-    given = (
+    params_and_state = (
         dataclasses.replace(layer, w=joined(which, "weight"), b=joined(which, "bias"))
         for layer, which in zip(layers.layers, names)
     )
-    return dataclasses.replace(layers, layers=tuple(given))
+    return dataclasses.replace(layers, layers=tuple(params_and_state))
 
 
 def network_of(numbers: dict[str, Any], name: str) -> Layers:
@@ -132,8 +132,8 @@ def dqn_step() -> tuple[Any, Any]:
         DQN, Sgd(schedule=Schedule(peak=RATE, decay="constant")), num_steps=1, config=StepConfig(clip_norm=CLIP)
     )
     target = dqn_params(theirs["before"]["target"])
-    given = dqn_params(theirs["before"]["network"]), {"target": target, "updates_made": jnp.int32(0)}
-    state = program.initial_state(jax.random.key(0), given)
+    params_and_state = dqn_params(theirs["before"]["network"]), {"target": target, "updates_made": jnp.int32(0)}
+    state = program.initial_state(jax.random.key(0), params_and_state)
     after, scalars = jax.jit(program.one_step)(state, batch_of(theirs["transitions"]))
     return after.params, scalars
 
@@ -153,12 +153,12 @@ def test_the_gradient_of_dqn():
     state = {"target": dqn_params(theirs["before"]["target"])}
 
     def loss(params: Any) -> jax.Array:
-        found = DQN.losses(params, state, batch_of(theirs["transitions"]), jax.random.key(0)).losses["value"]
-        return found.sum / found.weight
+        actual = DQN.losses(params, state, batch_of(theirs["transitions"]), jax.random.key(0)).losses["value"]
+        return actual.sum / actual.weight
 
-    found = jax.jit(jax.grad(loss))(dqn_params(theirs["before"]["network"])).policy.actor
-    norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(found)))
-    clipped = jax.tree.map(lambda leaf: leaf * (CLIP / norm), found)
+    actual = jax.jit(jax.grad(loss))(dqn_params(theirs["before"]["network"])).policy.actor
+    norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(actual)))
+    clipped = jax.tree.map(lambda leaf: leaf * (CLIP / norm), actual)
     assert_equal(clipped, network_of(theirs["clipped_gradient"], "q_net"))
 
 
@@ -188,8 +188,8 @@ def sac_losses(critics: str) -> tuple[dict[str, jax.Array], dict[str, Any]]:
     @jax.jit
     def both(params: Any) -> tuple[Any, Any]:
         def means(params: Any) -> dict[str, jax.Array]:
-            found = SAC.losses(params, state, batch, jax.random.key(KEY)).losses
-            return {name: loss.sum / loss.weight for name, loss in found.items()}
+            actual = SAC.losses(params, state, batch, jax.random.key(KEY)).losses
+            return {name: loss.sum / loss.weight for name, loss in actual.items()}
 
         return means(params), jax.jacrev(means)(params)
 

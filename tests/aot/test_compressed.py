@@ -52,7 +52,7 @@ def compressed(name: str, wire: str):
 def test_a_step_sends_what_its_codes_weigh(name, wire):
     arguments, options = compressed(name, wire)
     walked, plain = walk(*arguments, **options), walk(*arguments)
-    found, usual = traffic_totals(walked.cost.traffic), traffic_totals(plain.cost.traffic)
+    result, usual = traffic_totals(walked.cost.traffic), traffic_totals(plain.cost.traffic)
     over, replicas = ("replica",), arguments[1]["replica"]
     numbers, away = held(walked), (replicas - 1) / replicas
     # Losses and the guard add up a few numbers in float32; so do norms, which fsdp does not split, over both axes.
@@ -61,13 +61,13 @@ def test_a_step_sends_what_its_codes_weigh(name, wire):
     named = pair_axes(program.abstract.params, program.axes.params)
     norms = sum(leaf.size for _, leaf, axes in named if "norm" in axes)
     assert usual["all-reduce", over] == pytest.approx(8 * away * (numbers - norms), abs=small)
-    assert found.get(("all-reduce", over), 0) <= small
+    assert result.get(("all-reduce", over), 0) <= small
     for kind in ("all-to-all", "all-gather"):
-        assert found[kind, over] == pytest.approx(EACH_WAY[wire] * away * numbers, rel=1e-3), kind
-    on_the_axis = sum(sent for (_, axes), sent in found.items() if axes == over)
+        assert result[kind, over] == pytest.approx(EACH_WAY[wire] * away * numbers, rel=1e-3), kind
+    on_the_axis = sum(sent for (_, axes), sent in result.items() if axes == over)
     assert on_the_axis / numbers <= MOST[wire] * away * 1.0001
     # Nothing else of the step has changed, but that norms are added up over the fast axes first.
-    others, before = ({key: sent for key, sent in all_.items() if key[1] != over} for all_ in (found, usual))
+    others, before = ({key: sent for key, sent in all_.items() if key[1] != over} for all_ in (result, usual))
     changed = {key for key in others.keys() | before.keys() if others.get(key, 0) != before.get(key, 0)}
     fast = tuple(axis for axis in arguments[1] if axis != "replica")
     assert changed == {("all-reduce", fast), ("all-reduce", ("replica", *fast))}
@@ -94,12 +94,12 @@ def test_local_steps_send_what_is_agreed_on(name, wire):
     assert cost is not None
     leaves = zip(jax.tree.leaves(step.program.abstract.params), jax.tree.leaves(step.shardings.params))
     numbers = sum(math.prod(place.shard_shape(leaf.shape)) for leaf, place in leaves)
-    each, most = OF_LOCAL_STEPS[wire]
+    each, limit = OF_LOCAL_STEPS[wire]
     replicas = MESHES[name][1]["replica"]
     assert {one.axes for one in cost.traffic} == {("replica",)}
     sent = sum(one.wire_bytes for one in cost.traffic) / numbers
     assert sent == pytest.approx(2 * each * (replicas - 1) / replicas, rel=1e-3)
-    assert sent / LOCAL <= most
+    assert sent / LOCAL <= limit
 
 
 @pytest.mark.slow

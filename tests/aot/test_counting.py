@@ -32,15 +32,15 @@ def test_every_kind_over_every_axis_in_nested_loops(target):
     mesh = mesh_for(target)
     steps = [(kind, axis) for axis in mesh.axis_names for kind in KINDS] + [("all-reduce", ("a", "c"))]
     compiled = lowered(mesh, steps, loops=(3, 5), dtype=jnp.bfloat16).compile()
-    found = count_collectives(compiled.as_text(), dict(mesh.shape))
+    collectives = count_collectives(compiled.as_text(), dict(mesh.shape))
 
     def members(axes: tuple[str, ...]) -> int:
         return int(np.prod([mesh.shape[axis] for axis in axes]))
 
-    assert Counter((c.kind, c.axes) for c in found) == Counter(
+    assert Counter((c.kind, c.axes) for c in collectives) == Counter(
         (kind, axes if isinstance(axes, tuple) else (axes,)) for kind, axes in steps
     )
-    for c in found:
+    for c in collectives:
         # Sums may be widened; all else travels as it is.
         dtype = {"bf16": jnp.bfloat16, "f32": jnp.float32}[c.dtype]
         assert dtype == jnp.bfloat16 or "reduce" in c.kind
@@ -90,8 +90,8 @@ def test_a_ragged_exchange(target):
     members = mesh.shape["b"]
 
     def run(x, plan):
-        offsets, sent, starts, taken = plan
-        return lax.ragged_all_to_all(x, jnp.zeros_like(x), offsets, sent, starts, taken, axis_name="b")
+        offsets, sent, starts, received = plan
+        return lax.ragged_all_to_all(x, jnp.zeros_like(x), offsets, sent, starts, received, axis_name="b")
 
     specs = (P("b", None), P(None, "b"))
     shapes = (((64 * members, 512), jnp.bfloat16), ((4, members * members), jnp.int32))
@@ -100,9 +100,9 @@ def test_a_ragged_exchange(target):
         for (shape, dtype), spec in zip(shapes, specs)
     ]
     sharded = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False))
-    found = count_collectives(sharded.lower(*arguments).compile().as_text(), dict(mesh.shape))
+    collectives = count_collectives(sharded.lower(*arguments).compile().as_text(), dict(mesh.shape))
     block = 64 * 512 * 2
-    assert [(c.kind, c.axes, c.wire_bytes) for c in found if c.kind == "ragged-all-to-all"] == [
+    assert [(c.kind, c.axes, c.wire_bytes) for c in collectives if c.kind == "ragged-all-to-all"] == [
         ("ragged-all-to-all", ("b",), block * (members - 1) // members)
     ]
 
@@ -128,8 +128,8 @@ def test_the_partitioners_reduce_scatter_is_one(target, shape):
     text = compiled.as_text()
     assert target == "h100x64" or "all-reduce-scatter" in text
     weight = 2 * width * width // shape["c"]
-    found = [c for c in count_collectives(text, shape) if c.axes == ("a",)]
-    assert [(c.kind, c.dtype, c.buffer_bytes, c.times) for c in found] == [
+    results = [c for c in count_collectives(text, shape) if c.axes == ("a",)]
+    assert [(c.kind, c.dtype, c.buffer_bytes, c.times) for c in results] == [
         ("all-gather", "bf16", weight, layers),
         ("all-gather", "bf16", weight, layers),
         ("reduce-scatter", "bf16", weight, layers),

@@ -119,18 +119,18 @@ def test_memory_is_that_of_the_walk(target, mesh, rows, model, options):
 )
 def test_an_exchange_sends_its_rows_and_little_else(target, mesh, rows, model, options):
     """Payload: the smaller of the two buffers of a ragged exchange, which bounds what it can carry, in every layer each way."""
-    found, walked = planned(target, mesh, rows, model, options)
+    result, walked = planned(target, mesh, rows, model, options)
     step = walked.formula
     mixtures, moe = len(model.mixture_layers), model.feed_forward
     # A device's share of what goes on the wire, were nothing for its own experts: the rows themselves.
     theory = moe.active * step.tokens * model.embed * step.compute_bytes
-    first = [c for c in found.collectives if c.kind == "ragged-all-to-all" and not c.open_ended]
+    first = [c for c in result.collectives if c.kind == "ragged-all-to-all" and not c.open_ended]
     payload = {True: 0, False: 0}
     for collective in first:
         payload[collective.dtype == "bf16"] += collective.times * collective.wire_bytes * 8 // 7
     # Dispatch and return, forward and backward, and the dispatch again; weights of rows beside them.
     assert payload[True] == pytest.approx(5 * mixtures * theory, rel=1e-6)
-    ids = sum(c.total_wire_bytes for c in found.collectives if c.dtype == "s32" and c.axes == ("expert",))
+    ids = sum(c.total_wire_bytes for c in result.collectives if c.dtype == "s32" and c.axes == ("expert",))
     assert payload[True] + payload[False] + ids <= 1.05 * 5 * mixtures * theory
     assert max(c.buffer_bytes for c in first) == pytest.approx(moe.buffer * theory, rel=1e-3)
 

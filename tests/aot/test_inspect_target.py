@@ -33,12 +33,12 @@ def inspected(tmp_path, monkeypatch, capsys):
     return run
 
 
-# From jax 0.12 on; see attention_gpu.
+# From jax 0.12 on; see kernels/attention/gpu.py.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 def test_h100s(inspected, monkeypatch):
     monkeypatch.setitem(CHIPS, "h100", dataclasses.replace(CHIPS["h100"], memory_bytes=2**10))
     out = inspected("--target", "h100x8", "--mesh.fsdp", "8", *SMALL)
-    assert "the vocabulary is taken as its tokenizer's most, 300" in out
+    assert "the vocabulary is assumed to be its tokenizer's maximum, 300" in out
     assert "fsdp=8 of h100x8" in out and "of 1.0 KiB on each device" in out
     assert re.search(r"all-gather +fsdp +\d+ ", out) and re.search(r"reduce-scatter +fsdp +\d+ ", out)
     # The warning is wrapped to the width of a terminal.

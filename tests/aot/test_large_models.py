@@ -36,14 +36,14 @@ CASES = {
 )
 def test_a_step_compiles_and_fits(preset, target, mesh, rows, length, micro_batches, packed, capsys):
     model = dataclasses.replace(PRESETS[preset], max_length=length)
-    found, walked = plan(
+    result, walked = plan(
         target, mesh, rows, model=model, length=length, micro_batches=micro_batches, packed=packed, remat="full"
     )
-    memory, cost = found.memory, walked.cost
-    sent = {(total.kind, total.axes): total.wire_bytes for total in summarize_collectives(found.collectives)}
+    memory, cost = result.memory, walked.cost
+    sent = {(total.kind, total.axes): total.wire_bytes for total in summarize_collectives(result.collectives)}
     with capsys.disabled():
         print(
-            f"\n{preset} on {target}: compiled in {found.compile_seconds:.0f} s; {size(memory.arguments)} state + "
+            f"\n{preset} on {target}: compiled in {result.compile_seconds:.0f} s; {size(memory.arguments)} state + "
             f"{size(memory.temporaries)} temporaries (estimate {size(cost.memory)} together); sends "
             f"{size(sum(sent.values()))} a step"
         )

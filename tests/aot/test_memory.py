@@ -82,10 +82,10 @@ def test_1f1b_takes_no_more_for_more_micro_batches():
     """GPipe keeps one input for each; 1F1B as many as there are stages, twice."""
 
     def temporaries(pipeline: Pipeline, micro_batches: int) -> tuple[int, int]:
-        found, walked = plan(
+        result, walked = plan(
             "h100x64", PIPED, 4 * micro_batches, model=EIGHT, micro_batches=micro_batches, pipeline=pipeline
         )
-        return found.memory.temporaries, walked.cost.temporaries
+        return result.memory.temporaries, walked.cost.temporaries
 
     few, more = temporaries(Pipeline(), 8), temporaries(Pipeline(), 32)
     assert more[1] == pytest.approx(few[1], rel=0.01)

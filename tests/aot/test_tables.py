@@ -123,8 +123,8 @@ def test_keys_are_told_to_all_as_the_formula_says():
 def check_compiled(case: Any) -> StepPlan:
     step, batch = step_on(*case)
     costs = table_costs(step, batch)
-    found: StepPlan = plan_step(step, batch)
-    counted = {(total.kind, total.axes): total.wire_bytes for total in summarize_collectives(found.collectives)}
+    result: StepPlan = plan_step(step, batch)
+    counted = {(total.kind, total.axes): total.wire_bytes for total in summarize_collectives(result.collectives)}
     assert_sent(counted, of_tables(costs), 1e-3)
     program = step.get_compiled(batch)
     memory = program.memory_analysis()
@@ -135,7 +135,7 @@ def check_compiled(case: Any) -> StepPlan:
     made = re.findall(rf"= f32\[{shard}(?:,\d+)?\]\S* ([\w-]+)\(", program.as_text())
     assert "scatter" in made
     assert set(made) <= {"parameter", "get-tuple-element", "scatter", "fusion", "gather", "bitcast"}
-    return found
+    return result
 
 
 def table_of(step: CompiledStep) -> Any:

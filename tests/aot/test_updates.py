@@ -96,9 +96,9 @@ def test_shampoo_sends_and_computes_as_its_formulas_say(name):
     usual, planned = walk(target, mesh, rows), walk(target, mesh, rows, optimizer=Shampoo(block=1024))
     cost, renewal = planned.cost, walk_renewal(planned.step)
     assert renewal is not None
-    found = [sum(one.wire_bytes for one in each.traffic if one.purpose == "optimizer") for each in (cost, renewal)]
+    sent_bytes = [sum(one.wire_bytes for one in each.traffic if one.purpose == "optimizer") for each in (cost, renewal)]
     # Beside them two norms of each layer's own array.
-    assert found == pytest.approx(shampoo_bytes(mesh), rel=1e-4)
+    assert sent_bytes == pytest.approx(shampoo_bytes(mesh), rel=1e-4)
     beyond = cost.work.flops - usual.cost.work.flops, renewal.work.flops
     assert beyond == pytest.approx(shampoo_flops(mesh, 1024), rel=1e-6)
     assert cost.unknown == renewal.unknown == ()

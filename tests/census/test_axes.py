@@ -92,11 +92,13 @@ def test_tables_of_every_placement_can_be_traced(name, placement, mesh):
 @pytest.mark.parametrize("name", ["dlrm", "towers"])
 def test_an_axis_that_splits_no_rows_trains_as_one_device(name):
     case = CASES[name]
-    found = []
+    problems = []
     for mesh in ({}, {"context": 2, "fsdp": 2}):
         step = make_step(case, mesh=mesh)
         state, scalars = step(step.init(0), step.put(case.draw(0)))
         state, after = step(state, step.put(case.draw(1)))
-        found.append([float(each[name]) for each in (scalars, after) for name in ("loss", "gradient_norm", "examples")])
+        problems.append(
+            [float(each[name]) for each in (scalars, after) for name in ("loss", "gradient_norm", "examples")]
+        )
         assert isinstance(case.task, DlrmTask | TwoTowerTask)
-    np.testing.assert_allclose(*found, rtol=1e-5)
+    np.testing.assert_allclose(*problems, rtol=1e-5)

@@ -26,7 +26,7 @@ class Measured(DecoderTask):
         losses, metrics = super().compute_metrics(params, items, targets, train)
         words, mask = targets["targets"], targets["loss_mask"]
         large = words > 40
-        found = jnp.where(large.any(), words.max().astype(jnp.float32), NO_FAULT)
+        result = jnp.where(large.any(), words.max().astype(jnp.float32), NO_FAULT)
         return losses, {
             **metrics,
             "large": Sum(large.sum()),
@@ -34,7 +34,7 @@ class Measured(DecoderTask):
             "largest": Maximum(words.max()),
             "largest_weight": Maximum(mask.max()),
             "mean_word": Mean((words.astype(jnp.float32) * mask).sum(), mask.sum()),
-            "checked": DataChecks(jnp.where(found[None] > 1e6, found[None], NO_FAULT), ("a word is too large: ",)),
+            "checked": DataChecks(jnp.where(result[None] > 1e6, result[None], NO_FAULT), ("a word is too large: ",)),
         }
 
 

@@ -88,9 +88,9 @@ def test_a_column_holds_the_value_or_its_row_is_named(column, kind, name, tmp_pa
     path = write(tmp_path, kind, c=rows, d=[7, 7, 7])
     table, wanted = Table(paths=(path,), **settings), [meaning(kind, row) for row in rows]
     if None in wanted:
-        with pytest.raises(DataError) as found:
+        with pytest.raises(DataError) as record:
             table.open(tmp_path / "cache", 0)
-        assert path in str(found.value) and "'c'" in str(found.value)
+        assert path in str(record.value) and "'c'" in str(record.value)
     if set(wanted) == {None}:
         return
     opened = table.open(tmp_path / "cache", len(rows))
@@ -112,9 +112,9 @@ def test_a_time_of_events_is_a_number_or_its_row_is_named(kind, name, tmp_path):
     path = write(tmp_path, kind, c=times, user=[1] * 4, item=[5, 6, 7, 8])
     sequences, number = Sequences(paths=(path,), time="c", last=8), number_in(kind, value)
     if number is None:
-        with pytest.raises(DataError) as found:
+        with pytest.raises(DataError) as record:
             sequences.open(tmp_path / "cache", 0)
-        assert path in str(found.value) and "'c'" in str(found.value)
+        assert path in str(record.value) and "'c'" in str(record.value)
     try:
         opened = sequences.open(tmp_path / "cache", 1)
     except DataError as error:
@@ -173,16 +173,16 @@ RECORDS = {
 @pytest.mark.parametrize("kind", RECORDS)
 def test_a_text_is_read_as_it_stands_or_is_a_bad_record(kind, name, tmp_path):
     path, value = write_records(tmp_path, kind, TEXTS[name]), TEXTS[name]
-    first, found, last = RECORDS[kind](path).documents()
+    first, record, last = RECORDS[kind](path).documents()
     assert (first.text, last.text) == ("one", "two")
     if isinstance(
         value, str | None
     ):  # A null is an empty text, which is left out and counted where texts become tokens.
-        assert isinstance(found, Document) and found.text == (value or "").encode("utf-16", "surrogatepass").decode(
+        assert isinstance(record, Document) and record.text == (value or "").encode("utf-16", "surrogatepass").decode(
             "utf-16"
         )
     else:
-        assert isinstance(found, BadRecord) and path in found.where and "text'" in found.reason
+        assert isinstance(record, BadRecord) and path in record.where and "text'" in record.reason
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -203,11 +203,11 @@ def test_a_column_of_texts_is_read_as_it_stands_or_is_named(kind, name, tmp_path
             writer.write_table(table)
     corpus: Any = (Parquet if kind == "parquet" else Arrow)(paths=(str(path),))
     if value is None or isinstance(value, str):
-        first, found, last = corpus.documents()
+        first, record, last = corpus.documents()
         assert (first.text, last.text) == ("one", "two")
-        assert isinstance(found, Document) and found.text == (value or "")
+        assert isinstance(record, Document) and record.text == (value or "")
         return
     try:
-        assert all(isinstance(found, BadRecord) and "'text'" in found.reason for found in corpus.documents())
+        assert all(isinstance(record, BadRecord) and "'text'" in record.reason for record in corpus.documents())
     except DataError as error:
         assert "text" in str(error) and str(path) in str(error)

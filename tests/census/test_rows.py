@@ -116,8 +116,8 @@ def test_positions_behind_the_last_that_counts_change_nothing(name, packed):
     longer["loss_mask"][:, 16:] = 0
     if packed:
         longer["segment"][:, 16:] = 0
-    wanted, found = taken(case, batch), taken(case._replace(draw=lambda seed: longer), longer)
-    assert_alike(wanted, found)
+    wanted, actual = taken(case, batch), taken(case._replace(draw=lambda seed: longer), longer)
+    assert_alike(wanted, actual)
 
 
 @pytest.mark.parametrize("name", ["sasrec", "hstu"])
@@ -151,8 +151,8 @@ def test_filling_takes_no_place_at_an_expert(choice, capacity):
     batch = {k: v[:, :16] for k, v in case.draw(1).items() if k in UNPACKED}
     batch["loss_mask"][:, -1] = 1
     longer = {k: np.concatenate([v, np.zeros_like(v)], axis=1) for k, v in batch.items()}
-    wanted, found = (taken(Case(task, lambda seed, b=b: b), b) for b in (batch, longer))
-    assert_alike(wanted, found)
+    wanted, actual = (taken(Case(task, lambda seed, b=b: b), b) for b in (batch, longer))
+    assert_alike(wanted, actual)
 
 
 def test_a_mixtures_batch_in_which_nothing_counts_teaches_nothing():

@@ -112,16 +112,16 @@ def _needed(cls: type) -> dict[str, Any] | None:
 
 def _values(hint: Any) -> list[Any]:
     alternatives = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    found: list[Any] = []
+    wrong_values: list[Any] = []
     if float in alternatives:
-        found += [math.nan, math.inf, -math.inf, -1.0, "0.5", True]
+        wrong_values += [math.nan, math.inf, -math.inf, -1.0, "0.5", True]
     if int in alternatives:
-        found += [-1, -(2**40), "1", math.nan, *([] if float in alternatives else [0.5])]
+        wrong_values += [-1, -(2**40), "1", math.nan, *([] if float in alternatives else [0.5])]
     if bool in alternatives:
-        found += ["yes", 2]
+        wrong_values += ["yes", 2]
     if str in alternatives and type(None) not in alternatives:
-        found += [3]
-    return list(dict.fromkeys(found)) if float not in alternatives else [*found]
+        wrong_values += [3]
+    return list(dict.fromkeys(wrong_values)) if float not in alternatives else [*wrong_values]
 
 
 CASES = [

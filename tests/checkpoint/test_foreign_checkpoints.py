@@ -46,10 +46,10 @@ def test_any_flipped_bit_of_a_manifest_leads_to_the_checkpoint_before(folder):
         changed = bytearray(whole_text)
         changed[place] ^= 1 << bit
         try:
-            found = Manifest.from_json(bytes(changed), "here")
+            manifest = Manifest.from_json(bytes(changed), "here")
         except DamagedError:
             continue
-        assert found == Manifest.from_json(whole_text, "here"), (place, bit)  # white space
+        assert manifest == Manifest.from_json(whole_text, "here"), (place, bit)  # white space
     said: list[str] = []
     path.write_bytes(whole_text.replace(b'"version": 2', b'"version": 3'))
     assert [one.manifest.step for one in Checkpointer(folder, say=said.append).newest_first()] == [1]
@@ -169,7 +169,7 @@ def test_links_inside_of_a_snapshot_of_the_hub_are_followed(tmp_path, secret):
 def test_texts_beside_safetensors_that_are_none_are_named(tmp_path):
     save_file({"w": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
     (tmp_path / "a.json").write_bytes(b"\xe9")
-    with pytest.raises(CheckpointError, match=r"a\.json can't be read: .*; expected a text in UTF-8"):
+    with pytest.raises(CheckpointError, match=r"a\.json can't be read: .*; expected text in UTF-8"):
         import_tensors(tmp_path, LocalStore(tmp_path / "out"))
 
 
@@ -184,8 +184,10 @@ def test_links_out_of_a_checkpoint_are_not_followed(folder, tmp_path, secret, ex
     path.unlink()
     path.symlink_to(secret)
     with pytest.raises(CheckpointError, match=r"/a\.json is, or is below, a link to .*/secret, outside of"):
-        found = open_checkpoint(folder / "step_00000002")
-        export_tensors(found, tmp_path / "out") if export else copy_checkpoint(found, LocalStore(tmp_path / "out"))
+        checkpoint = open_checkpoint(folder / "step_00000002")
+        export_tensors(checkpoint, tmp_path / "out") if export else copy_checkpoint(
+            checkpoint, LocalStore(tmp_path / "out")
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -202,10 +204,10 @@ def test_random_keys_of_another_kind_are_named(tmp_path, impl, shape):
 
 
 def test_a_copied_checkpoint_is_listed_once_and_removed_whole(folder, tmp_path):
-    found, counted = open_checkpoint(folder / "step_00000002"), []
-    usual = found.store.list
-    found.store.list = lambda prefix="": counted.append(prefix) or usual(prefix)  # type: ignore[method-assign]
-    copy_checkpoint(found, LocalStore(tmp_path / "copy"), "step_00000002")
+    result, counted = open_checkpoint(folder / "step_00000002"), []
+    usual = result.store.list
+    result.store.list = lambda prefix="": counted.append(prefix) or usual(prefix)  # type: ignore[method-assign]
+    copy_checkpoint(result, LocalStore(tmp_path / "copy"), "step_00000002")
     assert len(counted) == 1
     old = tmp_path / "copy" / "step_00000002"
     assert len([path for path in old.rglob("*") if path.is_file()]) >= 3

@@ -140,7 +140,7 @@ def test_a_dcp_checkpoint_is_refused_with_what_to_do(tmp_path, capsys):
 
 def test_large_exports_take_several_files_with_an_index(here):
     checkpoint = open_checkpoint(SECOND)
-    names = export_tensors(checkpoint, "many", most_bytes=40_000)
+    names = export_tensors(checkpoint, "many", max_bytes=40_000)
     index = json.loads(Path("many/model.safetensors.index.json").read_text())
     files = set(index["weight_map"].values())
     assert set(index["weight_map"]) == set(names) and len(files) > 2

@@ -224,7 +224,7 @@ def test_a_damaged_checkpoint(trained, capsys):
     assert code == 4 and f"{chunk.file} is damaged" in err.splitlines()[-1]
     # Nothing else is there to go on from, and to begin anew without being told would throw the run away.
     code, _, err = panax(capsys, "train", RECIPE, "--num-steps", "8")
-    assert code == 4 and "no checkpoint in runs/tiny/checkpoints is whole" in err
+    assert code == 4 and "no checkpoint in runs/tiny/checkpoints is undamaged" in err
 
 
 def test_an_empty_or_too_long_prompt(trained, capsys):
@@ -266,7 +266,7 @@ def test_a_full_disk_while_saving(here):
     assert run.stderr.count("panax: error: ") == 1
     assert "warning: saving step 8 to runs/tiny/checkpoints failed" in " ".join(run.stdout.split())
     assert "error: saving step 12 to runs/tiny/checkpoints failed" in run.stderr
-    assert "the checkpoint of step 6 is whole" in run.stderr
+    assert "the checkpoint of step 6 is undamaged" in run.stderr
     assert (here / "runs/tiny/checkpoints/step_00000006/manifest.json").is_file()
 
 

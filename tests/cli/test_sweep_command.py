@@ -10,10 +10,10 @@ from panax.run.tools.sweep import Sweep, Trial
 
 
 def test_its_table_has_the_best_first_and_fits_a_terminal(monkeypatch, capsys):
-    asked = []
+    requests = []
 
     def trained(trials, **how):
-        asked.append((trials, how))
+        requests.append((trials, how))
         losses = iter((3.0, 2.0))
         ended = tuple(
             Trial(settings, f"runs/x-sweep/{n}", 20, {"loss": next(losses), "accuracy": 0.25})
@@ -23,7 +23,7 @@ def test_its_table_has_the_best_first_and_fits_a_terminal(monkeypatch, capsys):
 
     monkeypatch.setattr(command, "run_trials", trained)
     assert main(["sweep", "quickstart", "--optimizer.schedule.peak", "1e-3,3e-3,9", "--num-steps=20", "--fresh"]) == 0
-    (trials, how), out = asked[0], capsys.readouterr().out.splitlines()
+    (trials, how), out = requests[0], capsys.readouterr().out.splitlines()
     assert [experiment.optimizer.schedule.peak for _, experiment in trials] == [1e-3, 3e-3, 9.0]
     assert all(experiment.num_steps == 20 for _, experiment in trials) and how == {
         "fresh": True,

@@ -45,8 +45,8 @@ def test_reports_fit(run_of, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PANAX_CACHE", str(folder / "cache"))
     # But for the line of a step's loss, which has a test of its own.
-    kept = [line for line in trained.splitlines() if "  loss " not in line]
-    assert len(kept) > 5 and fits("\n".join(kept))
+    other_lines = [line for line in trained.splitlines() if "  loss " not in line]
+    assert len(other_lines) > 5 and fits("\n".join(other_lines))
     steps = sorted(each.name for each in Path("runs/tiny/checkpoints").glob("step_*"))
     one, two = (f"runs/tiny/checkpoints/{name}" for name in steps[-2:])
     for arguments, code in (

@@ -68,15 +68,15 @@ def main() -> int:
 
 def elastic(folder: Path, stopped: threading.Event) -> int:
     """Steps from where the last start ended, a save every fourth, until the file `finish` is there."""
-    index, count, whole = (os.environ[f"PANAX_{name}"] for name in ("PROCESS", "PROCESSES", "WHOLE"))
-    if index == "0" and count == whole:
+    index, count, job_size = (os.environ[f"PANAX_{name}"] for name in ("PROCESS", "PROCESSES", "WHOLE"))
+    if index == "0" and count == job_size:
         mesh = dict.fromkeys(("replica", "stage", "fsdp", "expert", "context", "tensor"), 1)
-        layouts = {n: [{"mesh": {**mesh, "fsdp": n}, "micro_batches": 2}] for n in range(1, int(whole))}
-        (folder / "job/layouts.json").write_text(json.dumps({"processes": int(whole), "layouts": layouts}))
-    if (folder / "too_small").exists() and count != whole:
+        layouts = {n: [{"mesh": {**mesh, "fsdp": n}, "micro_batches": 2}] for n in range(1, int(job_size))}
+        (folder / "job/layouts.json").write_text(json.dumps({"processes": int(job_size), "layouts": layouts}))
+    if (folder / "too_small").exists() and count != job_size:
         return report_error(RecipeError("heads=12 is not divisible by tensor=8"), with_traceback=False)
-    taken = folder / f"taken_{index}"
-    step, number = int(taken.read_text()) if taken.exists() else 0, 0
+    step_file = folder / f"taken_{index}"
+    step, number = int(step_file.read_text()) if step_file.exists() else 0, 0
     while not stopped.is_set() and not (folder / "finish").exists():
         time.sleep(0.05)
         step += 1
@@ -84,7 +84,7 @@ def elastic(folder: Path, stopped: threading.Event) -> int:
         probe(step, number := number + 1, folder / "slow_nodes")
         if step % 4 == 0:
             heartbeat().report_saved(step)
-    taken.write_text(str(step))
+    step_file.write_text(str(step))
     return 143 if stopped.is_set() else 0
 
 

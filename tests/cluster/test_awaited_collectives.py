@@ -89,15 +89,15 @@ HEARTBEATS = [
 
 def test_a_process_that_is_stopped_is_named_though_the_others_end():
     ring = {process: {"fsdp": [0, 1, 2, 3]} for process in range(4)}
-    found = told([["all-gather", ["fsdp"]], ["reduce-scatter", ["fsdp"]]], ring)
+    facts = told([["all-gather", ["fsdp"]], ["reduce-scatter", ["fsdp"]]], ring)
     ends = [WorkerExit(process, "x", -6, 1.0, None, HEARTBEATS) for process in (0, 1, 3)]
-    diagnosis = diagnose(ends, found)
+    diagnosis = diagnose(ends, facts)
     assert (diagnosis.cause, diagnosis.process) == (Cause.HANG, 2) and diagnosis.message == (
         "process 2 on hostC stopped answering: it is held, or its host or network is gone; processes 0, 1, 3 wait for it in an "
         "all-gather or reduce-scatter over fsdp (hostA, hostB, hostC, hostD)"
     )
     killed = WorkerExit(2, "hostC", -9, 0.5)
-    assert diagnose([*ends, killed], found).message == "process 2 on hostC was killed by SIGKILL"
+    assert diagnose([*ends, killed], facts).message == "process 2 on hostC was killed by SIGKILL"
 
 
 @pytest.mark.parametrize(

@@ -30,21 +30,21 @@ SECRET = "5ec" * 20
 @contextlib.contextmanager
 def supervisor(count=1):
     """Nodes that accept all messages, in a thread; returns their address."""
-    found, stop = Nodes(SECRET, count), threading.Event()
-    place = found.listen("127.0.0.1")
+    result, stop = Nodes(SECRET, count), threading.Event()
+    place = result.listen("127.0.0.1")
 
     def turn():
         while not stop.is_set():
-            list(found.messages(0.02))
+            list(result.messages(0.02))
 
     thread = threading.Thread(target=turn)
     thread.start()
     try:
-        yield found, place
+        yield result, place
     finally:
         stop.set()
         thread.join()
-        found.close()
+        result.close()
 
 
 def until(condition, seconds=20.0):
@@ -79,20 +79,20 @@ def test_a_thousand_agents_that_come_at_once_over_a_slow_network_all_get_in():
     async def all_come(place):
         host, port = place.split(":")
         writers = await asyncio.gather(*(comes(host, port, number) for number in range(count)))
-        while not found.complete:
+        while not actual.complete:
             await asyncio.sleep(0.02)
         for writer in writers:
             writer.close()
 
-    with supervisor(count) as (found, place):
+    with supervisor(count) as (actual, place):
         asyncio.run(asyncio.wait_for(all_come(place), 60))
-        assert found.refused == 0 and found.lost <= set(range(count))
+        assert actual.refused == 0 and actual.lost <= set(range(count))
 
 
 def test_strangers_hold_no_place_for_longer_than_their_time_in_all(monkeypatch):
     monkeypatch.setattr(channel, "GREETING_SECONDS", 0.5)
     monkeypatch.setattr(nodes, "MAX_HANDSHAKES", 4)
-    with supervisor() as (found, place):
+    with supervisor() as (result, place):
         host, port = place.split(":")
         strangers = [socket.create_connection((host, int(port))) for _ in range(6)]
         stop = threading.Event()
@@ -106,9 +106,9 @@ def test_strangers_hold_no_place_for_longer_than_their_time_in_all(monkeypatch):
         thread = threading.Thread(target=trickles)
         thread.start()
         try:
-            until(lambda: found.refused >= 4)
+            until(lambda: result.refused >= 4)
             late = socket.create_connection((host, int(port)))
-            until(lambda: found.refused >= 7)  # the one that is silent, too
+            until(lambda: result.refused >= 7)  # the one that is silent, too
         finally:
             stop.set()
             thread.join()
@@ -116,7 +116,7 @@ def test_strangers_hold_no_place_for_longer_than_their_time_in_all(monkeypatch):
             stranger.close()
         ours = connect_to_supervisor(place, SECRET, 5.0)
         ours.send(hello={"node": "0"})
-        until(lambda: found.complete)
+        until(lambda: result.complete)
         ours.close()
 
 
@@ -190,8 +190,8 @@ def test_what_is_forged_changed_repeated_or_left_out_ends_the_connection(act):
     feed, end = socket.socketpair()
     feed.sendall(act(sent))
     victim = Channel(end, other._keys)
-    found = victim.receive()
-    assert victim.closed and found == []
+    message = victim.receive()
+    assert victim.closed and message == []
     for each in (one, other, victim):
         each.close()
     feed.close()
@@ -213,20 +213,20 @@ def test_the_secret_is_nowhere_in_what_is_sent():
     seen = theirs.recv(4096)
     mine = secrets.token_bytes(32)
     theirs.sendall(mine + channel._proof(SECRET, channel._AGENT, seen, mine))
-    found = greeting.advance()
-    assert found is not None
-    found.send(start={"environment": {}})
+    actual = greeting.advance()
+    assert actual is not None
+    actual.send(start={"environment": {}})
     seen += theirs.recv(4096)
     for form in (SECRET.encode(), bytes.fromhex(SECRET), hashlib.sha256(SECRET.encode()).digest()):
         assert form not in seen
-    found.close()
+    actual.close()
     theirs.close()
 
 
 def test_an_accepting_end_waits_no_longer_than_its_time(monkeypatch):
     monkeypatch.setattr(channel, "GREETING_SECONDS", 0.2)
     ours, theirs = socket.socketpair()
-    with pytest.raises(HandshakeRefusedError, match="did not show the job's secret"):
+    with pytest.raises(HandshakeRefusedError, match="did not prove that it knows the job's secret"):
         accept_agent(ours, SECRET)
     ours.close()
     theirs.close()

@@ -43,9 +43,9 @@ class Played:
         while time.monotonic() < end:
             path = self.launched.folder / "job/status.json"
             if path.exists():
-                found = json.loads(path.read_text())
-                if found["step"] >= 0 and found["state"] == "running" and what(found):
-                    return found
+                world = json.loads(path.read_text())
+                if world["step"] >= 0 and world["state"] == "running" and what(world):
+                    return world
             time.sleep(0.05)
         raise AssertionError(f"did not come: {self.launched.out.getvalue()}")
 
@@ -87,12 +87,12 @@ def test_a_node_is_taken_out_and_put_back(launched):
 @pytest.mark.parametrize("lost", [0, 2])
 def test_a_lost_node_is_gone_on_without_and_taken_in_again(launched, lost, monkeypatch):
     """The engine gives it back when it is asked for the second time."""
-    asked = []
+    requests = []
     replace = LocalAgents.replace
 
     def later(self, node: int) -> None:
-        asked.append(node)
-        if len(asked) > 1:
+        requests.append(node)
+        if len(requests) > 1:
             replace(self, node)
 
     monkeypatch.setattr(LocalAgents, "replace", later)
@@ -107,7 +107,7 @@ def test_a_lost_node_is_gone_on_without_and_taken_in_again(launched, lost, monke
 
     job = Played(launched, play)
     assert job.run(processes=3, nodes=3, policy={"replace_seconds": 0.5}) == 0
-    assert asked == [lost, lost]
+    assert requests == [lost, lost]
     assert [one["cause"] for one in launched.incidents] == ["lost host", "new layout"]
     assert launched.status["restarts"] == 1
 
@@ -142,12 +142,12 @@ def test_the_largest_world_that_the_model_can_be_laid_out_on(job):
     assert worlds.best([0, 1, 2, 3]) == JobShape((0, 1, 2, 3)), "nothing is known yet, and nothing needed"
     assert worlds.best([0, 1, 3]) is None
     layouts(job, of6=[], of4=True, of2=True)
-    found = worlds.best([0, 1, 3])
-    assert found is not None and found.nodes == (0, 1) and found.layout is not None and found.layout.mesh["fsdp"] == 4
+    world = worlds.best([0, 1, 3])
+    assert world is not None and world.nodes == (0, 1) and world.layout is not None and world.layout.mesh["fsdp"] == 4
     assert worlds.best([3]) is None, "fewer than min_nodes"
     cordon(JobShapes.of(job), job.place, [0], "test", total=4)
-    found = worlds.best([0, 1, 2, 3])
-    assert found is not None and found.nodes == (1, 2)
+    world = worlds.best([0, 1, 2, 3])
+    assert world is not None and world.nodes == (1, 2)
 
 
 def test_a_layout_that_was_refused_is_not_taken_again(job):
@@ -163,12 +163,12 @@ def test_a_layout_that_was_refused_is_not_taken_again(job):
 
 def test_where_the_smaller_layout_fails_the_node_is_waited_for(launched, monkeypatch):
     """On two of three nodes the first step raises: the job does not end, and continues when the third is back."""
-    asked = []
+    requests = []
     replace = LocalAgents.replace
 
     def later(self, node: int) -> None:
-        asked.append(node)
-        if len(asked) > 1:
+        requests.append(node)
+        if len(requests) > 1:
             replace(self, node)
 
     monkeypatch.setattr(LocalAgents, "replace", later)
@@ -238,9 +238,9 @@ def test_nodes_that_were_taken_out_stay_where_the_job_can_not_go_on_without_them
     layouts(job, of6=True)
     worlds = JobShapes.of(job)
     cordon(worlds, job.place, [1], "test", total=4)
-    found = worlds.best([0, 1, 2, 3])
-    assert found is not None and found.nodes == (0, 2, 3) and found.layout is not None
-    worlds.reject(found.layout)  # as a run does whose settings need more devices
+    world = worlds.best([0, 1, 2, 3])
+    assert world is not None and world.nodes == (0, 2, 3) and world.layout is not None
+    worlds.reject(world.layout)  # as a run does whose settings need more devices
     assert worlds.best([0, 1, 2, 3]) == JobShape((0, 1, 2, 3))
     assert worlds.best([0, 1, 2]) is None and worlds.best_without([0, 1, 2, 3], {1}) is None
     (job.place / LAYOUTS).write_text("[" * 50_000)
@@ -262,7 +262,7 @@ def test_a_node_that_is_told_to_end_is_left_out_after_a_save(launched, monkeypat
         replace(self, node)
 
     monkeypatch.setattr(LocalAgents, "replace", again)
-    taken = launched.folder / "taken_0"
+    marker = launched.folder / "taken_0"
 
     def play(job: Played) -> None:
         job.until(on([0, 1, 2]))
@@ -275,7 +275,7 @@ def test_a_node_that_is_told_to_end_is_left_out_after_a_save(launched, monkeypat
     assert ends == [(2, 75)]
     [incident] = launched.incidents
     assert incident["cause"] == "new layout" and incident["message"] == "node 2 was asked to end"
-    assert launched.status["restarts"] == 0 and 0 < incident["step"] <= int(taken.read_text())
+    assert launched.status["restarts"] == 0 and 0 < incident["step"] <= int(marker.read_text())
 
 
 def test_a_job_all_of_whose_nodes_are_told_to_end_saves_and_ends(launched):
@@ -315,8 +315,8 @@ def test_a_job_that_is_told_to_end_before_a_first_step_ends_as_told(launched):
         deadline = time.monotonic() + 30
         while len(launched.pids()) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
-        found = [each for each in psutil.Process().children() if "panax.cluster.node.agent" in each.cmdline()]
-        for agent in found:
+        world = [each for each in psutil.Process().children() if "panax.cluster.node.agent" in each.cmdline()]
+        for agent in world:
             agent.terminate()
 
     thread = threading.Thread(target=play, daemon=True)
@@ -341,5 +341,5 @@ def test_a_node_that_is_lost_before_a_layout_is_known_ends_the_job_with_its_caus
     assert launched.run("prepares", processes=2, nodes=2) == 6
     end = launched.status["end"]
     assert end["cause"] == "lost host" and end["advice"]
-    assert "process 1 with it; node 1 does not come back (the machine of node 1 is broken)" in end["message"]
+    assert "process 1 with it; node 1 could not be replaced (the machine of node 1 is broken)" in end["message"]
     assert [one["cause"] for one in launched.incidents] == ["lost host"]

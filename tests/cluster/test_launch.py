@@ -46,15 +46,15 @@ def alone(tmp_path_factory):
 
 
 def test_four_processes_train_as_one_does(alone, tmp_path):
-    found = panax(
+    finished = panax(
         "launch", RECIPE, "--processes", "4", "--devices", "1", "--directory", str(tmp_path), "--mesh.fsdp", "4", *STEPS
     )
-    assert found.returncode == 0, found.stderr
+    assert finished.returncode == 0, finished.stderr
     together = losses(tmp_path)
     assert len(together) == 8 and together == pytest.approx(alone, rel=1e-5)
     status = json.loads((tmp_path / "job/status.json").read_text())
     assert [one["step"] for one in status["processes"]] == [8] * 4 and status["end"]["exit_code"] == 0
-    assert "4 processes; first step after" in found.stderr and "held-out loss" in found.stderr
+    assert "4 processes; first step after" in finished.stderr and "held-out loss" in finished.stderr
     assert not read_incidents(tmp_path / "job")
     again = panax(
         "launch", RECIPE, "--processes", "2", "--devices", "2", "--directory", str(tmp_path), "--mesh.fsdp", "4", *STEPS
@@ -70,11 +70,11 @@ def test_a_recipe_that_one_host_does_not_have_is_not_tried_again(tmp_path):
         "from panax import Experiment\n"
         "def mine() -> Experiment:\n    return tiny_recipe.tiny()\n"
     )
-    found = panax(
+    finished = panax(
         "launch", str(recipe), "--processes", "2", "--devices", "1", "--directory", str(tmp_path / "run"), seconds=60
     )
-    assert found.returncode == 2 and "process 1 on" in found.stderr and "absent_here" in found.stderr
-    assert len(found.stderr.splitlines()) < 12, found.stderr
+    assert finished.returncode == 2 and "process 1 on" in finished.stderr and "absent_here" in finished.stderr
+    assert len(finished.stderr.splitlines()) < 12, finished.stderr
 
 
 def test_what_listens_while_a_job_runs(tmp_path):
@@ -119,9 +119,9 @@ def test_what_listens_while_a_job_runs(tmp_path):
     finally:
         supervisor.send_signal(signal.SIGTERM)
         assert supervisor.wait(120) == 143
-    own = {entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)}
+    own_addresses = {entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)}
     for pid, addresses in listening.items():
-        assert (addresses <= {"127.0.0.1", *own}) if pid in workers else not addresses, listening
+        assert (addresses <= {"127.0.0.1", *own_addresses}) if pid in workers else not addresses, listening
     assert any("127.0.0.1" in addresses for addresses in listening.values()), "JAX's coordinator"
 
 
@@ -135,8 +135,10 @@ def test_a_worker_that_never_comes_is_named(tmp_path):
     )
     began = time.monotonic()
     where = ("--processes", "2", "--devices", "1", "--directory", str(tmp_path / "run"))
-    found = panax("launch", str(recipe), *where, seconds=100)
-    assert found.returncode == 5 and "missing: 1" in found.stderr and "process 0 on" in found.stderr, found.stderr
+    finished = panax("launch", str(recipe), *where, seconds=100)
+    assert finished.returncode == 5 and "missing: 1" in finished.stderr and "process 0 on" in finished.stderr, (
+        finished.stderr
+    )
     assert time.monotonic() - began < 60
     assert read_status(tmp_path / "run")["end"]["cause"] == "processes did not join"
 
@@ -162,7 +164,7 @@ def test_a_job_is_checked_before_its_first_step(tmp_path, strict):
     recipe, run = tmp_path / "odd.py", tmp_path / "run"
     recipe.write_text("import panax\n" + FOUND)
     flag = "--check" if strict else "--check=warn"
-    found = panax(
+    finished = panax(
         "launch",
         str(recipe),
         flag,
@@ -176,13 +178,13 @@ def test_a_job_is_checked_before_its_first_step(tmp_path, strict):
         "2",
         *STEPS,
     )
-    said = found.stderr
+    said = finished.stderr
     assert (run / "hardware.json").exists(), said
     assert said.count("its clock is 3 s ahead") == 1, said
     if not strict:
-        assert found.returncode == 0 and len(losses(run)) == 8, said
+        assert finished.returncode == 0 and len(losses(run)) == 8, said
         return
-    assert found.returncode == 6 and not (run / "metrics.jsonl").exists(), said
+    assert finished.returncode == 6 and not (run / "metrics.jsonl").exists(), said
     assert "remove its host" in said and "user error" not in said and "correct it as the message describes" not in said
     assert "launch: trains again" not in said and "Traceback" not in said
     end = json.loads((run / "job/status.json").read_text())["end"]

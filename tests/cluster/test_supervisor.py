@@ -230,14 +230,14 @@ def test_nothing_secret_is_written(launched, monkeypatch):
 def test_a_connection_needs_the_secret(known):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        found = []
+        diagnosis = []
 
         def serve() -> None:
             connection, _ = listener.accept()
             try:
-                found.append(accept_agent(connection, "right"))
+                diagnosis.append(accept_agent(connection, "right"))
             except HandshakeRefusedError as error:
-                found.append(error)
+                diagnosis.append(error)
                 connection.close()
 
         thread = threading.Thread(target=serve)
@@ -247,14 +247,14 @@ def test_a_connection_needs_the_secret(known):
             thread.join()
             channel.send(hello={"host": "a"})
             time.sleep(0.1)
-            assert found[0].receive() == [{"hello": {"host": "a"}}]
+            assert diagnosis[0].receive() == [{"hello": {"host": "a"}}]
             channel.close()
-            found[0].close()
+            diagnosis[0].close()
         else:
             with pytest.raises((HandshakeRefusedError, OSError)):
                 connect_to_supervisor(address, "wrong", 5.0)
             thread.join()
-            assert isinstance(found[0], HandshakeRefusedError)
+            assert isinstance(diagnosis[0], HandshakeRefusedError)
 
 
 def test_the_first_cause_is_named():
@@ -269,12 +269,16 @@ def test_the_first_cause_is_named():
     words = (
         "pair.cc:459] op.preamble.length <= op.nbytes. 8 vs 2. Is there a distributed collective mismatch in your code?"
     )
-    found = diagnose([peer, WorkerExit(3, "a", -6, 1.3, None, ["[enforce fail at external/gloo/" + words])])
-    assert found.cause is Cause.MISMATCH and not found.cause.is_retried and "another collective" in found.message
-    assert "jax.process_index() == 0" in found.advice
+    diagnosis = diagnose([peer, WorkerExit(3, "a", -6, 1.3, None, ["[enforce fail at external/gloo/" + words])])
+    assert (
+        diagnosis.cause is Cause.MISMATCH
+        and not diagnosis.cause.is_retried
+        and "another collective" in diagnosis.message
+    )
+    assert "jax.process_index() == 0" in diagnosis.advice
     odd = {"kinds": ["CheckError", "PanaxError"], "message": "the check has 1 finding", "exit_code": 6}
-    found = diagnose([peer, WorkerExit(1, "b", 6, 2.0, odd)])
-    assert found.cause is Cause.CHECK and not found.cause.is_retried and found.exit_code == 6
+    diagnosis = diagnose([peer, WorkerExit(1, "b", 6, 2.0, odd)])
+    assert diagnosis.cause is Cause.CHECK and not diagnosis.cause.is_retried and diagnosis.exit_code == 6
     assert diagnose([peer, WorkerExit(1, "b", None, 2.0)]).message == "b is gone, and process 1 with it"
     assert diagnose([WorkerExit(1, "b", -9, 2.0, out_of_memory=True)]).cause is Cause.HOST_MEMORY
     # What the transport writes while all goes well says nothing of an error that was told.
@@ -293,21 +297,21 @@ def test_stacks_tell_who_holds_up_the_others():
     def stack(file):
         return f'Current thread 0x1 (most recent call first):\n  File "{file}", line 1 in f\n'
 
-    waits, data, own = (
+    waits, data, waits_here = (
         stack("/x/jax/_src/array.py"),
         stack("/x/queue.py") + f'  File "{prefetch.__file__}", line 2 in g\n',
         stack("/m.py"),
     )
     assert diagnose_hang(0, "a", 9.0, "steps", {0: waits, 1: waits}, ()).cause is Cause.COLLECTIVE
-    found = diagnose_hang(0, "a", 9.0, "steps", {0: waits, 1: data}, ())
-    assert found.cause is Cause.STALLED_DATA and found.process == 1
-    assert diagnose_hang(0, "a", 9.0, "steps", {0: waits, 1: own}, ()).process == 1
+    diagnosis = diagnose_hang(0, "a", 9.0, "steps", {0: waits, 1: data}, ())
+    assert diagnosis.cause is Cause.STALLED_DATA and diagnosis.process == 1
+    assert diagnose_hang(0, "a", 9.0, "steps", {0: waits, 1: waits_here}, ()).process == 1
     # One that is held by another thread while it traces waits for nobody.
     traces = (
         stack("/x/jax/_src/core.py") + '  File "/x/jax/_src/interpreters/partial_eval.py", line 2 in trace_to_jaxpr\n'
     )
-    found = diagnose_hang(0, "a", 9.0, "compile", {0: waits, 1: traces}, ())
-    assert found.cause is Cause.HANG and found.process == 1
+    diagnosis = diagnose_hang(0, "a", 9.0, "compile", {0: waits, 1: traces}, ())
+    assert diagnosis.cause is Cause.HANG and diagnosis.process == 1
     assert "does not show its stacks" in diagnose_hang(0, "a", 9.0, "steps", {0: ""}, ()).message
 
 

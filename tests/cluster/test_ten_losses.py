@@ -36,12 +36,12 @@ class Held(NamedTuple):
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_ten_losses_and_returns_leave_everything_as_it_was(launched, monkeypatch):
-    asked: list[int] = []
+    signals: list[int] = []
     replace = LocalAgents.replace
 
     def later(self, node: int) -> None:
-        asked.append(node)
-        if len(asked) % 2 == 0:
+        signals.append(node)
+        if len(signals) % 2 == 0:
             replace(self, node)
 
     monkeypatch.setattr(LocalAgents, "replace", later)
@@ -60,7 +60,7 @@ def test_ten_losses_and_returns_leave_everything_as_it_was(launched, monkeypatch
     job = Played(launched, play)
     policy = {"replace_seconds": 0.2, "max_restarts": 2 * TIMES, "max_without_progress": 2 * TIMES}
     assert job.run(processes=3, nodes=3, policy=policy) == 0
-    assert len(asked) == 2 * TIMES and len(held) == TIMES + 1
+    assert len(signals) == 2 * TIMES and len(held) == TIMES + 1
     assert [one["cause"] for one in launched.incidents] == ["lost host", "new layout"] * TIMES
     # The first return has made what is made once.
     first, last = held[1], held[-1]

@@ -164,12 +164,12 @@ def test_a_job_whose_hosts_clock_is_another_is_followed_while_its_status_changes
             write()
 
     write()
-    found = json.loads((tmp_path / STATUS).read_text())
-    assert not is_followed(tmp_path, found, 0.01)
+    status = json.loads((tmp_path / STATUS).read_text())
+    assert not is_followed(tmp_path, status, 0.01)
     thread = threading.Thread(target=supervise)
     thread.start()
     try:
-        assert is_followed(tmp_path, found, 20.0)
+        assert is_followed(tmp_path, status, 20.0)
     finally:
         stop.set()
         thread.join()

@@ -27,14 +27,14 @@ class Job:
     """A launched job, and the records in its folder."""
 
     def __init__(self, folder: Path, command: list[str]):
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PANAX_PROC", "XLA_"))}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PANAX_PROC", "XLA_"))}
         paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self._said = folder / "run", folder / "said"
         with open(self._said, "w") as said:
             self.child = subprocess.Popen(
                 [sys.executable, *command, "--directory", str(self.folder), *FLAGS],
-                env=kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": paths},
+                env=environment | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": paths},
                 stdin=subprocess.PIPE,
                 stdout=said,
                 stderr=said,

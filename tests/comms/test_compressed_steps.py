@@ -133,10 +133,10 @@ INT4 = Comms(compress="int4")
 
 
 def test_a_resumed_run_owes_the_same_and_other_replicas_take_it_over(tmp_path):
-    whole = fit(tmp_path / "whole", 4, INT4, replica=2, fsdp=2)
+    uninterrupted = fit(tmp_path / "whole", 4, INT4, replica=2, fsdp=2)
     fit(tmp_path / "run", 2, INT4, replica=2, fsdp=2)
     resumed = fit(tmp_path / "run", 4, INT4, replica=2, fsdp=2)
-    ours, expected = host(resumed.state), host(whole.state)
+    ours, expected = host(resumed.state), host(uninterrupted.state)
     assert ours.keys() == expected.keys() and any(name.startswith("owed.") for name in ours)
     for name in ours:
         np.testing.assert_array_equal(ours[name], expected[name], err_msg=name)
@@ -200,7 +200,7 @@ class _Unnamed(VitTask):
             {"replica": 2, "fsdp": 2},
             Comms(compress="int8", over=("replica", "fsdp")),
             None,
-            "is stored split over fsdp",
+            "is sharded over fsdp",
         ),
         ({"replica": 2}, Comms(compress="int8"), _Unnamed(model=MODEL), "XLA partitions its program"),
         (

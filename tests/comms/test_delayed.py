@@ -110,14 +110,14 @@ def test_layouts_inside_a_replica_change_nothing(on_two, mesh):
 def test_a_batch_that_teaches_nothing_moves_nothing_one_step_late():
     step = compiled({"replica": 2}, BOTH)
     before, _ = taken(step, [batch(0), batch(1)])
-    kept = host(before)
+    snapshot = host(before)
     empty = {**batch(2), "loss_mask": np.zeros((8, 32), np.float32)}
     # The gradient of batch 1 comes; that of the empty one is kept, and known to teach nothing.
     after, _ = taken(step, [empty], before)
     moved = host(after)
     assert int(after.guard.skipped) == 0
     assert not bool(after.delayed.teaches)
-    assert any((moved[name] != kept[name]).any() for name in moved if name.startswith("params."))
+    assert any((moved[name] != snapshot[name]).any() for name in moved if name.startswith("params."))
     last, _ = taken(step, [batch(3)], after)
     still = host(last)
     assert int(last.guard.skipped) == 1
@@ -134,12 +134,12 @@ def test_a_gradient_that_is_not_finite_is_met_one_step_late():
     state, _ = taken(step, [batch(0), batch(1)])
     name = max(state.delayed.terms, key=lambda name: state.delayed.terms[name].size)
     spoiled = state.delayed.terms[name].at[0].set(jnp.nan)
-    kept = host(state.params)
+    snapshot = host(state.params)
     late = dataclasses.replace(state.delayed, terms={**state.delayed.terms, name: spoiled})
     state, _ = taken(step, [batch(2)], dataclasses.replace(state, delayed=late))
     assert int(state.guard.skipped) == 1
     for name, w in host(state.params).items():
-        np.testing.assert_array_equal(w, kept[name], err_msg=name)
+        np.testing.assert_array_equal(w, snapshot[name], err_msg=name)
     state, _ = taken(step, [batch(3)], state)
     assert int(state.guard.skipped) == 1
 
@@ -167,11 +167,11 @@ def fit(folder, steps: int, comms: Comms, lines: list[str] | None = None, **mesh
 
 
 def test_a_resumed_run_has_the_late_gradient_and_other_replicas_begin_without(tmp_path):
-    whole = fit(tmp_path / "whole", 4, BOTH, replica=2, fsdp=2)
+    uninterrupted = fit(tmp_path / "whole", 4, BOTH, replica=2, fsdp=2)
     fit(tmp_path / "cut", 2, BOTH, replica=2, fsdp=2)
     shutil.copytree(tmp_path / "cut", tmp_path / "more")
     resumed = fit(tmp_path / "cut", 4, BOTH, replica=2, fsdp=2)
-    for name, w in host(whole.state).items():
+    for name, w in host(uninterrupted.state).items():
         np.testing.assert_array_equal(host(resumed.state)[name], w, err_msg=name)
     lines: list[str] = []
     four = fit(tmp_path / "more", 4, BOTH, lines, replica=4)

@@ -48,7 +48,7 @@ def named(step: CompiledStep):
 )
 def test_fragments_agree_as_is_written_out(comms):
     step = compiled({"replica": 2}, comms)
-    found = trained(step)
+    trained_state = trained(step)
     alone = compiled({})
     states = [alone.init(0), alone.init(0)]
     agreed = host(states[0].params)
@@ -58,9 +58,9 @@ def test_fragments_agree_as_is_written_out(comms):
     for number in range(1, STEPS + 1):
         rows = batch(number - 1)
         for replica in range(2):
-            own = {name: leaf[4 * replica : 4 * replica + 4] for name, leaf in rows.items()}
-            states[replica], _ = alone(states[replica], alone.put(own))
-        own = [{name: w.copy() for name, w in host(one.params).items()} for one in states]
+            replica_rows = {name: leaf[4 * replica : 4 * replica + 4] for name, leaf in rows.items()}
+            states[replica], _ = alone(states[replica], alone.put(replica_rows))
+        replica_rows = [{name: w.copy() for name, w in host(one.params).items()} for one in states]
         turns = [(fragment + 1) * comms.local_steps // 2 for fragment in range(2)]
         back = number - comms.overlap_steps
         sends = [f for f in range(2) if number == STEPS or (number - turns[f]) % comms.local_steps == 0]
@@ -68,7 +68,7 @@ def test_fragments_agree_as_is_written_out(comms):
         for fragment in sends:
             for name, piece in fragments[fragment].items():
                 at = slice(None) if piece is None else piece
-                outer = np.mean([agreed[name][at] - each[name][at] for each in own], axis=0)
+                outer = np.mean([agreed[name][at] - each[name][at] for each in replica_rows], axis=0)
                 momentum[name][at] = 0.9 * momentum[name][at] + outer
                 agreed[name] = agreed[name].copy()
                 agreed[name][at] -= 0.7 * (outer + 0.9 * momentum[name][at])
@@ -76,17 +76,17 @@ def test_fragments_agree_as_is_written_out(comms):
             keeps = comms.mixing if comms.overlap_steps and number < STEPS else 0.0
             for name, piece in fragments[fragment].items():
                 at = slice(None) if piece is None else piece
-                for each in own:
+                for each in replica_rows:
                     each[name][at] = keeps * each[name][at] + (1 - keeps) * agreed[name][at]
         tree = jax.tree.structure(states[0].params)
         for replica in range(2):
-            leaves = [jax.numpy.array(w) for w in own[replica].values()]
+            leaves = [jax.numpy.array(w) for w in replica_rows[replica].values()]
             states[replica] = states[replica].with_params(tree.unflatten(leaves))
-    for name, w in host(found.params).items():
+    for name, w in host(trained_state.params).items():
         moved = np.linalg.norm(agreed[name] - first[name])
         assert moved > 0 and np.linalg.norm(w - agreed[name]) <= 1e-3 * moved, name
-    for name, both in host(found.replicas.params).items():
-        np.testing.assert_array_equal(both, np.stack([host(found.params)[name]] * 2), err_msg=name)
+    for name, both in host(trained_state.replicas.params).items():
+        np.testing.assert_array_equal(both, np.stack([host(trained_state.params)[name]] * 2), err_msg=name)
 
 
 def test_layouts_inside_a_replica_change_nothing():
@@ -137,14 +137,14 @@ def test_every_fragment_has_its_turn_once():
 def test_a_run_that_resumes_between_sending_and_taking_goes_on_bitwise(tmp_path):
     comms = Comms(local_steps=3, overlap_steps=2, compress="int4")
     step = compiled({"replica": 2}, comms)
-    whole = host(trained(step, 6))
+    uninterrupted = host(trained(step, 6))
     # What was agreed on after the third step is taken over after the fifth.
     state = trained(step, 4)
     again = jax.device_put(state, step.shardings)
     for number in (4, 5):
         again, _ = jax.block_until_ready(step(again, step.put(batch(number))))
     for name, w in host(again).items():
-        np.testing.assert_array_equal(w, whole[name], err_msg=name)
+        np.testing.assert_array_equal(w, uninterrupted[name], err_msg=name)
 
 
 @pytest.mark.parametrize(

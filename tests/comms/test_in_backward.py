@@ -88,11 +88,11 @@ def test_layers_are_summed_in_the_backward_pass_and_the_rest_once():
     def sent(**comms):
         step = compiled({"replica": 2, "fsdp": 2}, Comms(**comms), micro_batches=4)
         cost = walk_step(step, batch(0))
-        found: dict[str, int] = {}
+        collectives: dict[str, int] = {}
         for one in cost.traffic:
             if "replica" in one.axes and one.purpose.startswith("gradients"):
-                found[one.purpose] = found.get(one.purpose, 0) + one.wire_bytes
-        return found
+                collectives[one.purpose] = collectives.get(one.purpose, 0) + one.wire_bytes
+        return collectives
 
     usual = sent()["gradients once a step"]
     early = sent(sums="in_backward")
@@ -109,14 +109,14 @@ def test_layers_are_summed_in_the_backward_pass_and_the_rest_once():
 def test_nothing_is_lost_of_compressed_sums(wire):
     mesh = {"replica": 2, "fsdp": 2}
     exact, _ = trained(compiled(mesh, micro_batches=2), steps=1)
-    found, _ = trained(compiled(mesh, Comms(compress=wire, sums="in_backward"), micro_batches=2), steps=1)
-    owed = {name.removeprefix("owed."): x for name, x in found.items() if name.startswith("owed.")}
+    collectives, _ = trained(compiled(mesh, Comms(compress=wire, sums="in_backward"), micro_batches=2), steps=1)
+    owed = {name.removeprefix("owed."): x for name, x in collectives.items() if name.startswith("owed.")}
     assert any("stacks" in name for name in owed)
     for name, left in owed.items():
         assert left.any(), name
         # The step that was taken, and the one that what is owed would have added to it.
-        whole = found[f"params.{name}"] - 0.1 * left.sum(0)
-        np.testing.assert_allclose(whole, exact[f"params.{name}"], rtol=1e-5, atol=1e-6, err_msg=name)
+        stepped = collectives[f"params.{name}"] - 0.1 * left.sum(0)
+        np.testing.assert_allclose(stepped, exact[f"params.{name}"], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_a_skipped_step_leaves_what_is_owed():

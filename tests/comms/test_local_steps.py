@@ -71,16 +71,16 @@ def test_replicas_train_as_they_would_alone_and_agree_as_defined(on_two):
         rows = batch(number)
         of_each, tokens = [], []
         for replica in range(2):
-            own = {name: leaf[4 * replica : 4 * replica + 4] for name, leaf in rows.items()}
-            states[replica], scalars = alone(states[replica], alone.put(own))
+            replica_rows = {name: leaf[4 * replica : 4 * replica + 4] for name, leaf in rows.items()}
+            states[replica], scalars = alone(states[replica], alone.put(replica_rows))
             of_each.append(float(scalars["loss"]))
-            tokens.append(float(own["loss_mask"].sum()))
+            tokens.append(float(replica_rows["loss_mask"].sum()))
         # The mean over all tokens: a replica that has more of them counts for more.
         assert losses[number] == pytest.approx(np.average(of_each, weights=tokens), rel=1e-5)
         if (number + 1) % EVERY == 0:
-            own = [host(one.params) for one in states]
+            replica_rows = [host(one.params) for one in states]
             for name, before in agreed.items():
-                outer = np.mean([before - each[name] for each in own], axis=0)
+                outer = np.mean([before - each[name] for each in replica_rows], axis=0)
                 momentum[name] = 0.9 * momentum[name] + outer
                 agreed[name] = before - 0.7 * (outer + 0.9 * momentum[name])
             tree = jax.tree.structure(states[0].params)
@@ -167,14 +167,14 @@ def fit(folder, steps: int, comms: Comms, lines: list[str] | None = None, accept
 @pytest.mark.slow
 def test_a_run_resumes_bitwise_and_goes_on_with_other_replicas(tmp_path):
     comms = Comms(local_steps=2, compress="int8")
-    whole = fit(tmp_path / "whole", 6, comms, replica=2)
+    uninterrupted = fit(tmp_path / "whole", 6, comms, replica=2)
     fit(tmp_path / "run", 4, comms, replica=2)
     resumed = fit(tmp_path / "run", 6, comms, replica=2)
-    ours, expected = host(resumed.state), host(whole.state)
+    ours, expected = host(resumed.state), host(uninterrupted.state)
     assert ours.keys() == expected.keys()
     for name in ours:
         np.testing.assert_array_equal(ours[name], expected[name], err_msg=name)
-    assert resumed.evaluation == whole.evaluation
+    assert resumed.evaluation == uninterrupted.evaluation
     for name, both in host(resumed.state.replicas.params).items():
         for replica in both:
             np.testing.assert_array_equal(replica, host(resumed.state.params)[name], err_msg=name)

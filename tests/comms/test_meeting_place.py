@@ -107,8 +107,8 @@ def test_an_update_that_can_not_be_used_is_left_out_and_said(case, tmp_path):
     # All others read the same.
     assert place(tmp_path, 2).decide(1, BASE, norm) == decided
     moved = [place(tmp_path, 2).read_update(1, member) for member in decided.members]
-    found = GroupUpdate.initial(LIKE).apply_outer_step(average_updates(moved), Comms(local_steps=2))
-    assert all(np.isfinite(x).all() for x in found.params.values())
+    result = GroupUpdate.initial(LIKE).apply_outer_step(average_updates(moved), Comms(local_steps=2))
+    assert all(np.isfinite(x).all() for x in result.params.values())
 
 
 def test_an_island_whose_own_update_is_not_finite_leaves_itself_out(tmp_path):
@@ -127,10 +127,10 @@ def test_nobody_is_a_decision_too(tmp_path):
 
 
 def test_alone_an_update_is_compared_with_the_rounds_before(tmp_path):
-    own = place(tmp_path)
+    island = place(tmp_path)
     for number, scale in enumerate([1.0, 2.0, 30.0, 1e3, 1e3, 1e3, 1e3], 1):
-        own.contribute(number, BASE, update(scale))
-        decided = own.decide(number, BASE, norm)
+        island.contribute(number, BASE, update(scale))
+        decided = island.decide(number, BASE, norm)
         assert bool(decided.members) == (scale < 1e3 or number == 7), number
         assert decided.members or "more than 16 times" in decided.left_out[0]
     # A rate that rose for all leaves nobody out, nor does a first step of a rate of 0.
@@ -141,15 +141,15 @@ def test_alone_an_update_is_compared_with_the_rounds_before(tmp_path):
 def test_a_store_with_late_lists_decides_nothing_wrong(tmp_path):
     for index in range(3):
         place(tmp_path, index, late=True).contribute(1, BASE, update())
-    own = place(tmp_path, late=True)
-    assert [member.index for member in own.decide(1, BASE, norm).members] == [0, 1, 2]
-    assert own.latest_round() == 1 == place(tmp_path, 1, late=True).latest_round()
-    own.contribute(2, BASE, update())
-    own.decide(2, BASE, norm)
+    island = place(tmp_path, late=True)
+    assert [member.index for member in island.decide(1, BASE, norm).members] == [0, 1, 2]
+    assert island.latest_round() == 1 == place(tmp_path, 1, late=True).latest_round()
+    island.contribute(2, BASE, update())
+    island.decide(2, BASE, norm)
     (tmp_path / "newest.json").write_text("[" * 50_000)
     assert place(tmp_path, 1, late=True).latest_round() == 2  # by name, from the first on
-    own.publish(1, LIKE)
-    own.publish(4, LIKE)
+    island.publish(1, LIKE)
+    island.publish(4, LIKE)
 
 
 @pytest.mark.parametrize(
@@ -157,15 +157,15 @@ def test_a_store_with_late_lists_decides_nothing_wrong(tmp_path):
     ["", "[1]", "[" * 50_000, '{"members": [{"index": 1e400}]}', '{"members": 3}', "{}", '{"members": [[]], "by": 0}'],
 )
 def test_a_damaged_record_of_a_round_is_one_error_and_waits_for_nobody(text, tmp_path):
-    own = place(tmp_path)
-    own.contribute(1, BASE, update())
-    own.decide(1, BASE, norm)
+    island = place(tmp_path)
+    island.contribute(1, BASE, update())
+    island.decide(1, BASE, norm)
     (tmp_path / "round_00000001" / "members.json").write_text(text)
     with pytest.raises(CheckpointError, match="is damaged"):
-        own.read_round(1)
-    assert own.latest_round() == 1
-    own.contribute(2, BASE, update())
-    assert [member.index for member in own.decide(2, BASE, norm).members] == [0]
+        island.read_round(1)
+    assert island.latest_round() == 1
+    island.contribute(2, BASE, update())
+    assert [member.index for member in island.decide(2, BASE, norm).members] == [0]
 
 
 @pytest.mark.parametrize("members", [[0, 0], [1, 0], [3], [-1]])
@@ -181,31 +181,31 @@ def test_a_record_that_names_islands_twice_or_none_is_damaged(members):
 
 
 def test_what_was_agreed_is_read_as_it_was_written_or_not_at_all(tmp_path):
-    own = place(tmp_path)
-    assert own.read_result(1) is None
-    own.publish(1, LIKE)
-    found = own.read_result(1)
-    assert found is not None and all((found[name] == LIKE[name]).all() for name in LIKE)
+    island = place(tmp_path)
+    assert island.read_result(1) is None
+    island.publish(1, LIKE)
+    outcome = island.read_result(1)
+    assert outcome is not None and all((outcome[name] == LIKE[name]).all() for name in LIKE)
     path = tmp_path / "round_00000001" / "agreed.safetensors"
     usual = path.read_bytes()
     for data in (flipped(usual), usual[:-1], b"", header("[1]"), save(load(usual))):
         path.write_bytes(data)
         with pytest.raises(ValueError):
-            own.read_result(1)
+            island.read_result(1)
 
 
 def test_bytes_that_changed_after_the_decision_are_not_taken(tmp_path):
-    own, other = place(tmp_path), place(tmp_path, 1)
-    own.contribute(1, BASE, update())
-    [member] = own.decide(1, BASE, norm).members
+    island, other = place(tmp_path), place(tmp_path, 1)
+    island.contribute(1, BASE, update())
+    [member] = island.decide(1, BASE, norm).members
     path = file_of(tmp_path, 1, 0)
     path.write_bytes(another(lambda x: x["w"].fill(0.2)))
     with pytest.raises(ValueError, match="not those on which the round was decided"):
         other.read_update(1, member)
-    assert (own.read_update(1, member)["w"] == update()["w"]).all()  # who decided it has read them
-    own.drop_updates()
+    assert (island.read_update(1, member)["w"] == update()["w"]).all()  # who decided it has read them
+    island.drop_updates()
     with pytest.raises(ValueError):
-        own.read_update(1, member)
+        island.read_update(1, member)
     assert parse_update(path.read_bytes()).base == BASE
 
 

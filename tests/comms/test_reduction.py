@@ -59,10 +59,10 @@ def _program(placement: Placement, comms: Comms):
     lies = {name: PartitionSpec("replica", *partition_entries(placement.storage(axes))) for name, axes in AXES.items()}
 
     def local(terms, owed, count):
-        own = {name: x[0] for name, x in terms.items()}
-        ways = compressed_views({name: (x.shape, AXES[name]) for name, x in own.items()}, comms, placement)
+        local_terms = {name: x[0] for name, x in terms.items()}
+        ways = compressed_views({name: (x.shape, AXES[name]) for name, x in local_terms.items()}, comms, placement)
         assert ways.keys() == AXES.keys()
-        sums, owed = reduce_compressed(own, ways, owed, comms, placement, count)
+        sums, owed = reduce_compressed(local_terms, ways, owed, comms, placement, count)
         return {name: x[None] for name, x in sums.items()}, owed
 
     out = (lies, lies if comms.error_feedback else None)
@@ -94,11 +94,11 @@ def test_what_is_not_sent_is_owed(wire, replicas, others):
         before = {name: np.zeros_like(x) for name, x in gradients.items()} if owed is None else owed
         sums, owed = summed(placement, comms, gradients, owed, count)
         for name in AXES:
-            given = gradients[name].astype(np.float64).sum(0) + before[name].astype(np.float64).sum(0)
-            found = sums[name].astype(np.float64) + owed[name].astype(np.float64).sum(0)
+            exact_sum = gradients[name].astype(np.float64).sum(0) + before[name].astype(np.float64).sum(0)
+            result = sums[name].astype(np.float64) + owed[name].astype(np.float64).sum(0)
             # Each of a few additions rounds in float32, beside numbers that may be larger than their sum.
             size = np.abs(gradients[name]).sum(0) + np.abs(before[name]).sum(0) + np.abs(owed[name]).sum(0)
-            assert np.abs(found - given).max() <= 8 * 2.0**-24 * size.max(), name
+            assert np.abs(result - exact_sum).max() <= 8 * 2.0**-24 * size.max(), name
 
 
 @pytest.mark.parametrize("wire", STEPS)
@@ -139,13 +139,13 @@ def test_signs_reach_a_minimum_with_feedback_and_miss_it_without():
 @pytest.mark.parametrize("wire", ["int8", "sign"])
 def test_no_layout_changes_what_is_summed(wire):
     gradients = terms(2)
-    found = {}
+    results = {}
     for mesh in ({"replica": 2}, {"replica": 2, "fsdp": 4}, {"replica": 2, "fsdp": 2, "tensor": 2}):
         owed = None
         for count in range(2):
             sums, owed = summed(placed(**mesh), Comms(compress=wire), gradients, owed, count)
-        found[str(mesh)] = sums, owed
-    first, *others = found.values()
+        results[str(mesh)] = sums, owed
+    first, *others = results.values()
     # A mean of 256 sizes is rounded as the program happens to add them up; a maximum is not.
     rounded = 0 if wire == "int8" else 256 * 2.0**-24
     for other in others:

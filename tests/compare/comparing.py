@@ -41,7 +41,7 @@ def column(name, title, framework, seconds, losses=(2.0, 1.9, 1.8), **more):
 
 def comparison(*columns, rounds=3, **more):
     settings = Settings(work="decoder", size="tiny", rounds=rounds)
-    found = {entry.name: entry for entry in columns}
+    columns_by_name = {entry.name: entry for entry in columns}
     return Comparison(
         settings=vars(settings),
         command="panax compare decoder",
@@ -57,8 +57,8 @@ def comparison(*columns, rounds=3, **more):
             "optimizer": {"name": "adamw", "learning_rate": 1e-3},
         },
         environment=MACHINE,
-        reference=next(iter(found), ""),
-        columns=found,
+        reference=next(iter(columns_by_name), ""),
+        columns=columns_by_name,
         sessions=1,
         complete=True,
         **more,

@@ -42,7 +42,7 @@ def here(tmp_path, monkeypatch):
         (("dlrm", "--attention", "eager"), "attention='eager' has no effect with 'dlrm'"),
         (("vit", "--optimizer", "adagrad"), "optimizer='adagrad' is of tables, for `panax compare dlrm`"),
         (("moe", "--rounds", "0"), "rounds=0; expected 1 or more"),
-        (("decoder", "--as-published"), "--as-published is of a ViT"),
+        (("decoder", "--as-published"), "--as-published compares a ViT, not"),
         (("vit", "--as-published", "--precision", "bf16"), "--precision has no effect with --as-published"),
     ],
 )
@@ -92,10 +92,10 @@ class Played(WorkerGroup):
     def ask(self, what, **arguments):
         script = self.scripts.get(self.name, {})
         if what in script:
-            found = script[what]
-            if isinstance(found, BaseException):
-                raise found
-            return found
+            result = script[what]
+            if isinstance(result, BaseException):
+                raise result
+            return result
         if what == "make":
             nudged = measurement.Path(arguments["folder"]) / "nudged"
             nudged.mkdir(parents=True)
@@ -135,16 +135,16 @@ def played(monkeypatch):
 
 def test_absent_columns_are_shown_and_the_others_measured(played, tmp_path):
     said = []
-    found = measure(SETTINGS, tmp_path / "c", "panax compare", said.append)
-    assert {name: entry.state for name, entry in found.columns.items()} == {
+    result = measure(SETTINGS, tmp_path / "c", "panax compare", said.append)
+    assert {name: entry.state for name, entry in result.columns.items()} == {
         "torch_eager": "measured",
         "torch_xla": "absent",
         "panax": "measured",
     }
-    assert "run: pip install" in found.columns["torch_xla"].reason
-    assert found.complete and len(found.columns["panax"].turns) == 2
-    assert found.columns["panax"].compile_seconds == pytest.approx(0.5 + 2.0)
-    assert read_comparison(tmp_path / "c") == found
+    assert "run: pip install" in result.columns["torch_xla"].reason
+    assert result.complete and len(result.columns["panax"].turns) == 2
+    assert result.columns["panax"].compile_seconds == pytest.approx(0.5 + 2.0)
+    assert read_comparison(tmp_path / "c") == result
 
 
 def test_a_column_that_fails_is_shown_with_its_error_and_the_others_go_on(played, tmp_path):
@@ -159,13 +159,16 @@ def test_an_interruption_keeps_what_was_finished_and_the_same_command_goes_on(pl
     played["panax"] = {"time_steps": KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
         measure(SETTINGS, tmp_path / "c", "", lambda line: None)
-    kept = read_comparison(tmp_path / "c")
-    assert not kept.complete
-    assert len(kept.columns["torch_eager"].turns) == 1 and kept.columns["panax"].losses == [2.0, 1.9]
+    unfinished = read_comparison(tmp_path / "c")
+    assert not unfinished.complete
+    assert len(unfinished.columns["torch_eager"].turns) == 1 and unfinished.columns["panax"].losses == [
+        2.0,
+        1.9,
+    ]
     del played["panax"]
-    found = measure(SETTINGS, tmp_path / "c", "", lambda line: None)
-    assert found.complete and found.sessions == 2
-    assert [len(found.columns[name].turns) for name in ("torch_eager", "panax")] == [2, 2]
+    result = measure(SETTINGS, tmp_path / "c", "", lambda line: None)
+    assert result.complete and result.sessions == 2
+    assert [len(result.columns[name].turns) for name in ("torch_eager", "panax")] == [2, 2]
 
 
 def test_ctrl_c_writes_the_report_of_what_is_there(played, tmp_path, capsys):
@@ -202,8 +205,8 @@ def test_columns_are_started_anew_where_memory_does_not_suffice(played, tmp_path
         Played, "of", classmethod(lambda cls, column, folder: started.append(column.name) or cls(column.name, folder))
     )
     played["torch_eager"] = {"memory": {"device_bytes": None, "resident_bytes": 2**60}}
-    found = measure(dataclasses.replace(SETTINGS, probes=False), tmp_path / "c", "", lambda line: None)
-    assert found.one_at_a_time and found.complete
+    result = measure(dataclasses.replace(SETTINGS, probes=False), tmp_path / "c", "", lambda line: None)
+    assert result.one_at_a_time and result.complete
     # Checked, the reference nudged, and anew for each of two rounds.
     assert started.count("torch_eager") == 4 and started.count("panax") == 3
 
@@ -245,6 +248,6 @@ def test_a_folder_of_somebody_elses_is_left_alone(tmp_path, monkeypatch):
     """`--directory .` in a folder that has a `work` of its own."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.tex").write_text("mine")
-    with pytest.raises(RecipeError, match=r"was not made by Panax, and holds files.*--directory"):
+    with pytest.raises(RecipeError, match=r"contains files and was not created by Panax.*--directory"):
         measure(SETTINGS, tmp_path, "panax compare", lambda line: None)
     assert (tmp_path / "work" / "thesis.tex").read_text() == "mine"

@@ -109,9 +109,9 @@ def published(**ratios):
 
 
 def test_what_a_flaw_does_to_the_published_verdict():
-    found = published(corrected=1.5, clock=0.1, data=1.55, published=0.5)
-    found.found["labels"] = {"torch": {"error": "broke"}, "jax": {"seconds": [1.0], "losses": [3.4e6]}}
-    said = answers(found)
+    report = published(corrected=1.5, clock=0.1, data=1.55, published=0.5)
+    report.found["labels"] = {"torch": {"error": "broke"}, "jax": {"seconds": [1.0], "losses": [3.4e6]}}
+    said = answers(report)
     assert said[0].startswith("Result of the comparison without its flaws: JAX takes 1.50 times as long.")
     assert "the verdict turns round, the ratio is 0.50 instead of 1.50" in said[0]
     assert "clock read too soon: changes the ratio from 1.50 to 0.10." in said

@@ -50,13 +50,13 @@ def race(folder, until, said=None):
 
 def test_each_column_trains_until_it_is_there(played, tmp_path):
     until = StopCondition(loss=2.05, every=5, steps=60)
-    found = {each.name: each for each in race(tmp_path / "c", until).run_to_loss()}
-    assert [each.steps for each in found.values()] == [20, 20, 10]
-    assert found["panax"].losses == pytest.approx({5: 3.0, 10: 2.0}) and found["panax"].reached
+    entries = {each.name: each for each in race(tmp_path / "c", until).run_to_loss()}
+    assert [each.steps for each in entries.values()] == [20, 20, 10]
+    assert entries["panax"].losses == pytest.approx({5: 3.0, 10: 2.0}) and entries["panax"].reached
     # From the process's start to its first loss at 9 s; the second checked step took 1 s, 8 more followed.
-    assert (found["panax"].start_seconds, found["panax"].train_seconds) == (9.0, 9.0)
-    assert found["panax"].seconds == 9.0 + 9.0 + 2 * 0.5
-    said = format_race_table(list(found.values()), until, "tokens", 100, 3600.0, "EUR")
+    assert (entries["panax"].start_seconds, entries["panax"].train_seconds) == (9.0, 9.0)
+    assert entries["panax"].seconds == 9.0 + 9.0 + 2 * 0.5
+    said = format_race_table(list(entries.values()), until, "tokens", 100, 3600.0, "EUR")
     assert said.splitlines()[0].split() == [
         "column",
         "steps",
@@ -74,21 +74,23 @@ def test_each_column_trains_until_it_is_there(played, tmp_path):
     assert "Panax" in said and "1,000" in said and "19.00 EUR" in said
     # The same command again trains nothing, and other settings are refused.
     played["panax"] = played["torch_eager"] = {"advance": ColumnError("trained again")}
-    assert {each.name: each for each in race(tmp_path / "c", until).run_to_loss()} == found
+    assert {each.name: each for each in race(tmp_path / "c", until).run_to_loss()} == entries
     with pytest.raises(RecipeError, match="holds a comparison with other settings"):
         race(tmp_path / "c", StopCondition(loss=1.0, every=5, steps=60))
 
 
 def test_who_does_not_come_there_says_so(played, tmp_path):
     played["plain_jax"] = {"advance": ColumnError("OutOfMemoryError: 3 GiB")}
-    found = {each.name: each for each in race(tmp_path / "c", StopCondition(loss=0.0, every=5, steps=12)).run_to_loss()}
-    assert found["torch_eager"].reason == "not reached in 12 steps: 2.8000 at best"
-    assert found["plain_jax"].reason == "OutOfMemoryError: 3 GiB" and not found["plain_jax"].reached
+    entries = {
+        each.name: each for each in race(tmp_path / "c", StopCondition(loss=0.0, every=5, steps=12)).run_to_loss()
+    }
+    assert entries["torch_eager"].reason == "not reached in 12 steps: 2.8000 at best"
+    assert entries["plain_jax"].reason == "OutOfMemoryError: 3 GiB" and not entries["plain_jax"].reached
     assert [each["name"] for each in json.loads((tmp_path / "c" / REACHED).read_text())] == list(
         dict.fromkeys(["plain_jax", "torch_eager", "panax"])
     )
     shown = format_race_table(
-        list(found.values()), StopCondition(loss=0.0, every=5, steps=12), "tokens", 100, None, "USD"
+        list(entries.values()), StopCondition(loss=0.0, every=5, steps=12), "tokens", 100, None, "USD"
     )
     assert "Plain JAX: OutOfMemoryError" in shown and "cost" not in shown
 

@@ -42,8 +42,8 @@ def test_a_work_is_read_as_it_was_made_and_the_same_parameters_decay_here_and_th
     batches, again = work.batches(), read_work(work.folder).batches()
     assert len(batches) == 4 and all(np.array_equal(a[name], b[name]) for a, b in zip(batches, again) for name in a)
     assert not np.array_equal(next(iter(batches[0].values())), next(iter(batches[1].values())))
-    moved, kept = work.nudged_tensors().tensors(), work.tensors()
-    for name, tensor in kept.items():
+    moved, original = work.nudged_tensors().tensors(), work.tensors()
+    for name, tensor in original.items():
         apart = np.abs(moved[name] - tensor)
         # By two roundings, and the product's own.
         assert np.all(apart <= 3.01 * 2**-24 * np.abs(tensor)) and (not tensor.any() or apart.any()), name
@@ -51,7 +51,7 @@ def test_a_work_is_read_as_it_was_made_and_the_same_parameters_decay_here_and_th
     task = VitTask(model=config) if isinstance(config, VitConfig) else DecoderTask(model=config)
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
     here = sum(leaf.size for _, leaf, axes in pair_axes(params, task.parameter_axes(params)) if decays_by_axes(axes))
-    there = sum(tensor.size for name, tensor in kept.items() if use_weight_decay(name))
+    there = sum(tensor.size for name, tensor in original.items() if use_weight_decay(name))
     assert here == there > 0
 
 
@@ -86,13 +86,13 @@ def test_columns_take_turns(tmp_path):
 def test_every_column_does_the_same_work(tmp_path, kind, more):
     columns = tuple(name for name in COLUMNS if name != "torch_compile" or not more)
     settings = Settings(work=kind, size="tiny", columns=columns, rounds=1, steps=1, checked_steps=3, **more)
-    found = measurement.measure(settings, tmp_path, "", print)
-    for row in compute_rows(found):
+    comparison = measurement.measure(settings, tmp_path, "", print)
+    for row in compute_rows(comparison):
         if row.state == "impossible":
             assert (kind, row.name) == ("moe", "flax")
             continue
         assert row.state == "measured" and row.compared and row.seconds, (row.name, row.remark)
-    assert found.complete and all(entry.probe for entry in found.columns.values() if entry.losses)
+    assert comparison.complete and all(entry.probe for entry in comparison.columns.values() if entry.losses)
     assert not (tmp_path / "work").exists()
 
 
@@ -126,9 +126,9 @@ def test_the_command_writes_a_report(tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert run.returncode == 0, run.stderr
     assert "| Panax |" in run.stdout and (tmp_path / "c/report.html").is_file()
-    found = read_comparison(tmp_path / "c")
-    assert found is not None and [column.name for column in select_columns(())][2] == "torch_xla"
-    assert found.columns["torch_xla"].state == "absent"
+    comparison = read_comparison(tmp_path / "c")
+    assert comparison is not None and [column.name for column in select_columns(())][2] == "torch_xla"
+    assert comparison.columns["torch_xla"].state == "absent"
 
 
 @pytest.mark.slow

@@ -132,17 +132,17 @@ def test_answers_come_from_what_was_probed():
     probe["another_shape"] = [{"seconds": 0.011, "finite": True}, step]
     assert describe_new_shape(probe, 0.01) == ("taken as it is (11 ms)", True)
     probed = dataclasses.replace(EAGER, probe=probe)
-    found = answer_questions(comparison(probed, OWN), compute_rows(comparison(probed, OWN)))
-    assert [answer.question for answer in found] == [
+    answers = answer_questions(comparison(probed, OWN), compute_rows(comparison(probed, OWN)))
+    assert [answer.question for answer in answers] == [
         "Abstraction and extensibility",
         "Performance",
         "Distributed training",
         "Prototyping and debugging",
         "Ecosystem",
     ]
-    assert "gives no answer about distributed" in found[2].answer
-    assert "without compiling by PyTorch eager" in found[3].answer
-    assert any("no error: it was trained on" in line for line in found[3].evidence)
+    assert "gives no answer about distributed" in answers[2].answer
+    assert "without compiling by PyTorch eager" in answers[3].answer
+    assert any("no error: it was trained on" in line for line in answers[3].evidence)
 
 
 def test_nothing_measured_is_no_verdict():

@@ -352,12 +352,12 @@ def test_parameters_have_the_dtype_that_the_task_says():
 @pytest.mark.slow
 def test_parameters_of_bfloat16_train_alike_on_a_mesh():
     def losses(sizes):
-        step, found = of_bfloat16_parameters(sizes), []
+        step, result = of_bfloat16_parameters(sizes), []
         state = step.init(0)
         for i in range(4):
             state, scalars = step(state, step.put(tiny.batch(i)))
-            found.append(float(scalars["loss"]))
-        return found
+            result.append(float(scalars["loss"]))
+        return result
 
     # A parameter has 8 bits: each update rounds it to a relative 2**-9, in a direction that the order of sums decides.
     np.testing.assert_allclose(losses({"stage": 2, "fsdp": 2, "tensor": 2}), losses({}), rtol=2.0**-9)

@@ -180,9 +180,9 @@ def test_twenty_steps_stay_with_the_frameworks_own(case):
     losses = [case.own.step(batch(i), run.keys[i]) for i in range(STEPS)]
     assert losses[-1] < 0.7 * losses[0]
     np.testing.assert_allclose(run.losses, losses, rtol=OF_ALL_STEPS)
-    own = case.weights(case.own.model)
-    moved = {name: leaf - host(run.first[0])[name] for name, leaf in own.items()}
-    assert_close(host(run.state.params), own, OF_ALL_STEPS, scale=moved)
+    weights = case.weights(case.own.model)
+    moved = {name: leaf - host(run.first[0])[name] for name, leaf in weights.items()}
+    assert_close(host(run.state.params), weights, OF_ALL_STEPS, scale=moved)
     assert_close(case.statistics(case.task.trained(run.state)), case.statistics(case.own.model), OF_ALL_STEPS)
     assert run.evaluation == pytest.approx(case.own.evaluate(batch(STEPS)), rel=OF_ALL_STEPS)
 
@@ -273,6 +273,6 @@ def test_micro_batches_of_a_weighted_loss_add_up_exactly(case):
             task.gradients(params, state, split_rows(rows, count), jax.random.key(0), trainable) for count in (1, 4)
         ]
 
-    whole, parts = in_parts(params, state, jax.tree.map(jax.numpy.asarray, rows))
-    assert float(parts.losses["objective"].mean) == pytest.approx(float(whole.losses["objective"].mean), rel=TOLERANCE)
-    assert_close(host(parts.gradients), host(whole.gradients))
+    full, parts = in_parts(params, state, jax.tree.map(jax.numpy.asarray, rows))
+    assert float(parts.losses["objective"].mean) == pytest.approx(float(full.losses["objective"].mean), rel=TOLERANCE)
+    assert_close(host(parts.gradients), host(full.gradients))

@@ -90,15 +90,15 @@ def found_in(text: str, place: str, words: set[str]) -> list[tuple[str, str]]:
 
 
 def test_general_rooms_know_no_model(words):
-    found = {
+    results = {
         item
         for room in GENERAL
         for path in sorted((SOURCE / room).rglob("*.py"))
         for item in found_in(path.read_text(encoding="utf-8"), path.relative_to(SOURCE).as_posix(), words)
     }
     assert len(words) > 60 and {"kv_heads", "w_kv_up", "router", "router_bias"} <= words
-    assert found - ENGLISH.keys() == set(), "ask for a role or a trait (core/params/logical.py) instead"
-    assert ENGLISH.keys() - found == set(), "these exemptions are not needed any more"
+    assert results - ENGLISH.keys() == set(), "ask for a role or a trait (core/params/logical.py) instead"
+    assert ENGLISH.keys() - results == set(), "these exemptions are not needed any more"
 
 
 @pytest.mark.parametrize(

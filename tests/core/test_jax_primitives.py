@@ -65,14 +65,14 @@ def test_operands_of_a_scan_are_counted_from_its_shapes(name):
     scans = [each for each in jax.make_jaxpr(function)(X).eqns if each.primitive.name == "scan"]
     assert scans
     for scan in scans:
-        consts, carry = found = scan_arity(scan)
+        consts, carry = used_names = scan_arity(scan)
         if "num_consts" in scan.params:
-            assert found == (scan.params["num_consts"], scan.params["num_carry"])
+            assert used_names == (scan.params["num_consts"], scan.params["num_carry"])
         carried = zip(scan.invars[consts : consts + carry], scan.outvars[:carry])
         assert all(a.aval.shape == b.aval.shape and a.aval.dtype == b.aval.dtype for a, b in carried)
         for row in (*scan.invars[consts + carry :], *scan.outvars[carry:]):
             assert row.aval.shape[0] == scan_length(scan)
-        assert wanted in (None, found)
+        assert wanted in (None, used_names)
 
 
 def test_operands_of_a_while_are_counted_from_its_programs():
@@ -149,16 +149,16 @@ def test_only_one_module_reads_parameters_of_primitives():
 
 def chains_in(tree):
     """Names of JAX in a module: what it imports from there, and each dotted name that begins with such an import."""
-    modules, found = {}, set()
+    modules, used_names = {}, set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for name in node.names:
                 if name.name.split(".")[0] == "jax":
-                    found.add(name.name)
+                    used_names.add(name.name)
                     modules[name.asname or "jax"] = name.name if name.asname else "jax"
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "jax":
             for name in node.names:
-                found.add(f"{node.module}.{name.name}")
+                used_names.add(f"{node.module}.{name.name}")
                 modules[name.asname or name.name] = f"{node.module}.{name.name}"
     for node in ast.walk(tree):
         parts, at = [], node
@@ -166,8 +166,8 @@ def chains_in(tree):
             parts.append(at.attr)
             at = at.value
         if parts and isinstance(at, ast.Name) and at.id in modules:
-            found.add(".".join([modules[at.id], *reversed(parts)]))
-    return found
+            used_names.add(".".join([modules[at.id], *reversed(parts)]))
+    return used_names
 
 
 # Not resolved: Pallas kernels that are imported on their hardware alone, and private names, which `jax_internals.py` looks for.

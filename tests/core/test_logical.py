@@ -73,9 +73,9 @@ def test_what_becomes_of_a_dimension_that_does_not_divide():
 
 def test_a_parallel_axis_is_split_as_the_residual_stream_is():
     needs = MeshRequirements(arrays=(("w", ("test_slots",), (8,)),), splits_residual=True)
-    whole = Rules(compute={**COMPUTE, "test_slots": ()})
+    unsharded_rules = Rules(compute={**COMPUTE, "test_slots": ()})
     assert "test_slots is split over (), and residual over ('tensor',) beyond seq" in find_problem(
-        needs, whole, mesh(tensor=2)
+        needs, unsharded_rules, mesh(tensor=2)
     )
     elsewhere = {"test_slots": ("fsdp",)}
     rules = Rules(compute={**COMPUTE, **elsewhere}, storage={**STORAGE, **elsewhere})

@@ -84,14 +84,14 @@ def found(pattern: str) -> Iterator[tuple[str, re.Match[str]]]:
 @functools.cache
 def known_flags() -> frozenset[str]:
     """Flags and settings of all commands, from what their help says; those of install.py."""
-    asked = [
+    promised = [
         (),
         *((command,) for command in COMMANDS),
         *((command, part) for command, parts in PARTS.items() for part in parts),
         *(("train", recipe) for recipe in RECIPES),
     ]
     said = io.StringIO()
-    for arguments in asked:
+    for arguments in promised:
         with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
             main([*arguments, "--help"])
     said.write((ROOT / "install.py").read_text(encoding="utf-8"))
@@ -134,7 +134,7 @@ def test_every_page_is_there():
 @functools.cache
 def arguments_of_classes() -> dict[str, frozenset[str]]:
     """Of each class of `src`: what its instances are made with, those of its bases included."""
-    own: dict[str, tuple[set[str], list[str]]] = {}
+    fields_of_class: dict[str, tuple[set[str], list[str]]] = {}
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.ClassDef):
@@ -147,26 +147,26 @@ def arguments_of_classes() -> dict[str, frozenset[str]]:
             for each in node.body:
                 if isinstance(each, ast.FunctionDef) and each.name == "__init__":
                     fields |= {argument.arg for argument in (*each.args.args, *each.args.kwonlyargs)}
-            before = own.get(node.name, (set(), []))
+            before = fields_of_class.get(node.name, (set(), []))
             bases = [ast.unparse(base).rpartition(".")[2].partition("[")[0] for base in node.bases]
-            own[node.name] = (before[0] | fields, before[1] + bases)
+            fields_of_class[node.name] = (before[0] | fields, before[1] + bases)
 
     def of(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
-        fields, bases = own.get(name, (set(), []))
+        fields, bases = fields_of_class.get(name, (set(), []))
         return fields.union(*(of(base, seen | {name}) for base in bases if base not in seen))
 
-    return {name: frozenset(of(name)) for name in own}
+    return {name: frozenset(of(name)) for name in fields_of_class}
 
 
 def test_every_class_takes_what_is_written_for_it():
     lost = []
     for file, match in found(r"\b([A-Z]\w+)\(((?:[^()]|\([^()]*\))*)"):
         name, inside = match.groups()
-        given = re.findall(r"(?:^|[,(] ?)([a-z_]+)=", re.sub(r"\([^()]*\)", "", inside))
-        if not given or name in OTHERS_CLASSES:
+        keywords = re.findall(r"(?:^|[,(] ?)([a-z_]+)=", re.sub(r"\([^()]*\)", "", inside))
+        if not keywords or name in OTHERS_CLASSES:
             continue
         takes = arguments_of_classes().get(name)
-        if takes is None or not takes.issuperset(given):
+        if takes is None or not takes.issuperset(keywords):
             lost.append((file, match[0]))
     assert not lost
 

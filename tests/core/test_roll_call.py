@@ -39,10 +39,10 @@ def outcomes(rolls: list[RendezvousInfo]) -> list[str]:
 
     served: list[socket.socket] = []
     with ThreadPoolExecutor(len(rolls)) as pool:
-        found = list(pool.map(one, rolls))
+        result = list(pool.map(one, rolls))
     for each in served:
         each.close()
-    return found
+    return result
 
 
 def test_all_go_on_when_all_are_there_and_the_port_is_free_again():
@@ -112,15 +112,15 @@ def test_strangers_and_what_they_send_change_nothing():
                     time.sleep(0.01)
                 except OSError:  # thrown out while it still sends
                     break
-        found.extend(outcomes(rolls[1:]))
+        result.extend(outcomes(rolls[1:]))
 
-    found: list[str] = []
+    result: list[str] = []
     thread = threading.Thread(target=disturb)
     thread.start()
     rendezvous(rolls[0], rolls[0].place.coordinator)
     with socket.create_server((host, int(port))):
         thread.join(30)
-    assert found == [""]
+    assert result == [""]
 
 
 def test_a_port_in_use_is_one_message():
@@ -160,8 +160,8 @@ def test_strangers_that_trickle_bytes_hold_nobody_up(count, monkeypatch):
     for thread in threads:
         thread.start()
     began = time.monotonic()
-    found = outcomes(rolls[:count])
-    assert ("1 of 2 processes reached" in found[0]) if count == 1 else found == ["", ""]
+    results = outcomes(rolls[:count])
+    assert ("1 of 2 processes reached" in results[0]) if count == 1 else results == ["", ""]
     assert time.monotonic() - began < 15
     if count == 1:
         assert len(closed) == 3 and max(closed) < 2.0

@@ -38,14 +38,14 @@ def all_settings() -> list[type]:
     for module in pkgutil.walk_packages(panax.__path__, "panax."):
         if not module.name.startswith(OPTIONAL):
             importlib.import_module(module.name)
-    found, waiting = [], [Validated]
+    classes, waiting = [], [Validated]
     while waiting:
         cls = waiting.pop()
         waiting += cls.__subclasses__()
         # The fields of an abstract one are those of its subclasses.
         if dataclasses.is_dataclass(cls) and cls.__module__.startswith("panax.") and not inspect.isabstract(cls):
-            found.append(cls)
-    return sorted(found, key=lambda cls: (cls.__module__, cls.__name__))
+            classes.append(cls)
+    return sorted(classes, key=lambda cls: (cls.__module__, cls.__name__))
 
 
 SETTINGS = all_settings()

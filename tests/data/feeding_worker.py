@@ -56,21 +56,21 @@ class Watched:
 
 def main() -> None:
     address, processes, index, settings = sys.argv[1:]
-    given = json.loads(settings)
+    options = json.loads(settings)
     port = address.rpartition(":")[2]
     jax.distributed.initialize(
         address, int(processes), int(index), coordinator_bind_address=f"127.0.0.1:{port}", initialization_timeout=30
     )
     program = Program.create(tiny.task(), tiny.ADAMW, num_steps=1)
-    found = []
-    for mesh, order in given["meshes"]:
+    results = []
+    for mesh, order in options["meshes"]:
         sizes = dict.fromkeys(MESH_AXES, 1) | mesh
         grid = np.array(jax.devices())[order].reshape([sizes[axis] for axis in MESH_AXES])
         placement = Placement(Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)))
         step = CompiledStep(program, placement, tiny.AXES, shapes_allowed=3)
-        source = Watched(source_of(given["folders"], given["cache"]))
+        source = Watched(source_of(options["folders"], options["cache"]))
         with contextlib.closing(
-            prefetch_to_device(source, step, given["position"], max_batches=given["count"])
+            prefetch_to_device(source, step, options["position"], max_batches=options["count"])
         ) as batches:
             fed = list(batches)
         shards = [
@@ -81,8 +81,8 @@ def main() -> None:
             for batch, *_ in fed
         ]
         shapes = [list(batch["tokens"].shape) for batch, *_ in fed]
-        found.append({"asked": source.asked, "shards": shards, "shapes": shapes, "position": fed[-1].position})
-    print(json.dumps(found), flush=True)
+        results.append({"asked": source.asked, "shards": shards, "shapes": shapes, "position": fed[-1].position})
+    print(json.dumps(results), flush=True)
     jax.distributed.shutdown()
 
 

@@ -91,14 +91,14 @@ def assert_same(a, b) -> None:
 @pytest.mark.parametrize("kind", ["folder", "parquet", "webdataset", "arrays"])
 def test_every_store_gives_the_same_again_after_a_resume_and_on_other_processes(kind, stores, tmp_path):
     drawn = source(stores[kind], tmp_path)
-    whole = take(drawn, 6)
-    assert set(whole[0]) == {"image", "label", MIXED_LABEL, MIX, "loss_mask"} == set(drawn.axes)
-    assert whole[0]["image"].shape == (4, SIZE, SIZE, 3) and whole[0]["image"].dtype == np.uint8
+    batched = take(drawn, 6)
+    assert set(batched[0]) == {"image", "label", MIXED_LABEL, MIX, "loss_mask"} == set(drawn.axes)
+    assert batched[0]["image"].shape == (4, SIZE, SIZE, 3) and batched[0]["image"].dtype == np.uint8
     *_, (_, position) = itertools.islice(drawn.batches(), 3)
-    assert_same(take(source(stores[kind], tmp_path), 3, position), whole[3:])
+    assert_same(take(source(stores[kind], tmp_path), 3, position), batched[3:])
     for rows in ([0, 1], [1, 3], [2]):
         parts = take(source(stores[kind], tmp_path), 6, rows=np.array(rows))
-        assert_same(parts, [{name: leaf[rows] for name, leaf in batch.items()} for batch in whole])
+        assert_same(parts, [{name: leaf[rows] for name, leaf in batch.items()} for batch in batched])
 
 
 def test_each_epoch_and_seed_draws_anew(stores, tmp_path):
@@ -170,8 +170,8 @@ def test_flips_and_shifts():
     assert 40 <= flipped <= 80
     padded = np.pad(pixels, ((1, 1), (1, 1), (0, 0)))
     shifts = [padded[y : y + 4, x : x + 4].tobytes() for y in range(3) for x in range(3)]
-    found = {changed(seed, crop=PaddedCrop(padding=1)).tobytes() for seed in range(100)}
-    assert found == {*shifts}
+    crops = {changed(seed, crop=PaddedCrop(padding=1)).tobytes() for seed in range(100)}
+    assert crops == {*shifts}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -184,13 +184,13 @@ def test_every_operation_changes_more_the_stronger_it_is(name, mode):
         assert changed.size == image.size and changed.mode == mode
         return float(np.abs(np.asarray(changed, np.float32) - np.asarray(image, np.float32)).mean())
 
-    found = [[distance(magnitude, sign) for magnitude in (1, 10, MAX_MAGNITUDE)] for sign in (1, -1)]
+    crops = [[distance(magnitude, sign) for magnitude in (1, 10, MAX_MAGNITUDE)] for sign in (1, -1)]
     unmoved = name == "identity" or (name == "color" and mode == "L")
-    for weak, middle, strong in found:
+    for weak, middle, strong in crops:
         assert (strong == 0.0) == unmoved or name == "autocontrast"
         assert weak <= middle <= strong
     directed = name in ("shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "contrast")
-    assert (found[0] != found[1]) == directed or name in ("sharpness", "color")
+    assert (crops[0] != crops[1]) == directed or name in ("sharpness", "color")
 
 
 def test_operations_are_those_of_the_paper_at_their_ranges():

@@ -79,11 +79,11 @@ def test_text_stays_as_it_is_written_and_two_spellings_are_said(tmp_path):
     (tmp_path / "b.csv").write_text("c,y\n3.0,0\n,1\n")
     for way in ("categorical", "hashed", "vocabulary"):
         leaf, settings = WAYS[way]
-        found = opened(tmp_path, **settings)
-        ids = found.examples.read(np.arange(4))[leaf].reshape(4)
+        columns = opened(tmp_path, **settings)
+        ids = columns.examples.read(np.arange(4))[leaf].reshape(4)
         assert ids[0] != ids[2]
         # Also when the table is read from the cache.
-        for each in (found, opened(tmp_path, **settings)):
+        for each in (columns, opened(tmp_path, **settings)):
             assert any("in two ways, as 3 and as '3.0'" in line for line in each.account), each.account
     assert not any("two ways" in line for line in opened(tmp_path, bags=(Bag(column="c", ids=IntegerIds()),)).account)
 
@@ -97,8 +97,8 @@ def test_numbers_are_written_as_files_write_them(tmp_path):
     with pytest.raises(DataError, match=r"column 'c' holds '1_000'; expected a finite number"):
         opened(tmp_path, numeric=("c",))
     (tmp_path / "a.csv").write_text("c,y\n3.0,0\n7,1\n")
-    found = opened(tmp_path, categorical=("c",)).examples.read(np.arange(2))["categorical"]
-    assert found.reshape(-1).tolist() == [3, 7]
+    columns = opened(tmp_path, categorical=("c",)).examples.read(np.arange(2))["categorical"]
+    assert columns.reshape(-1).tolist() == [3, 7]
 
 
 def test_a_column_whose_name_stands_twice_is_refused(tmp_path):

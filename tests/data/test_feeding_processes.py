@@ -30,8 +30,10 @@ def run(folder: Path, settings: dict) -> list:
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{opened.getsockname()[1]}"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "SLURM_", "OMPI_"))}
-    kept |= {
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "SLURM_", "OMPI_"))
+    }
+    environment |= {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={EACH}",
         "PYTHONPATH": os.pathsep.join(str(Path(feeding_worker.__file__).parents[i]) for i in (0, 1)),
@@ -48,7 +50,7 @@ def run(folder: Path, settings: dict) -> list:
                 json.dumps(settings),
             ]
             with open(folder / f"{index}.out", "w") as out, open(folder / f"{index}.err", "w") as err:
-                children.append(subprocess.Popen(command, stdout=out, stderr=err, env=kept))
+                children.append(subprocess.Popen(command, stdout=out, stderr=err, env=environment))
         until = time.monotonic() + SECONDS
         while any(child.poll() is None for child in children) and time.monotonic() < until:
             if any(child.poll() for child in children):
@@ -84,20 +86,22 @@ def whole_and_found(tmp_path_factory):
 
 @pytest.mark.parametrize("index", range(len(MESHES)), ids=[f"{mesh} over {order}" for mesh, order in MESHES])
 def test_processes_hold_the_batches_that_one_process_makes(index, whole_and_found):
-    whole, found = whole_and_found
-    asked = [process[index]["asked"] for process in found]
-    assert asked[0] == ASKED_BY_FIRST[index] and set(asked[0]) | set(asked[1]) == set(range(feeding_worker.BATCH))
-    for number, (batch, _) in enumerate(whole):
+    uninterrupted, outputs = whole_and_found
+    requests = [process[index]["asked"] for process in outputs]
+    assert requests[0] == ASKED_BY_FIRST[index] and set(requests[0]) | set(requests[1]) == set(
+        range(feeding_worker.BATCH)
+    )
+    for number, (batch, _) in enumerate(uninterrupted):
         tokens = batch["tokens"]
         if (parts := MESHES[index][0].get("context", 1)) > 1:
             tokens = np.take(tokens, zigzag_order(tokens.shape[1], parts), axis=1)
-        assert all(process[index]["shapes"][number] == list(tokens.shape) for process in found)
+        assert all(process[index]["shapes"][number] == list(tokens.shape) for process in outputs)
         covered = np.zeros(tokens.shape, np.bool_)
-        for process in found:
+        for process in outputs:
             for place, values in process[index]["shards"][number]:
                 where = tuple(slice(*ends) for ends in place)
                 np.testing.assert_array_equal(tokens[where], values)
                 covered[where] = True
         assert covered.all()
-    assert len({batch["tokens"].shape for batch, _ in whole}) > 1
-    assert all(process[index]["position"] == whole[-1].position for process in found)
+    assert len({batch["tokens"].shape for batch, _ in uninterrupted}) > 1
+    assert all(process[index]["position"] == uninterrupted[-1].position for process in outputs)

@@ -84,14 +84,14 @@ EXACT = {
 @pytest.mark.parametrize("make", EXACT.values(), ids=EXACT.keys())
 @pytest.mark.parametrize("look_first", [False, True])
 def test_what_keeps_its_state_resumes_exactly(make, look_first):
-    whole = list(itertools.islice(IterableSource(make()).batches(), 12))
+    uninterrupted = list(itertools.islice(IterableSource(make()).batches(), 12))
     for stop in (0, 3, 4, 5, 9, 10):
         source = IterableSource(make())
         if look_first:
             assert source.resume == "exact"
-        later = list(itertools.islice(source.batches(json.loads(json.dumps(whole[stop].position))), 11 - stop))
-        assert [position for _, position in later] == [position for _, position in whole[stop + 1 :]]
-        for ours, theirs in zip(later, whole[stop + 1 :], strict=True):
+        later = list(itertools.islice(source.batches(json.loads(json.dumps(uninterrupted[stop].position))), 11 - stop))
+        assert [position for _, position in later] == [position for _, position in uninterrupted[stop + 1 :]]
+        for ours, theirs in zip(later, uninterrupted[stop + 1 :], strict=True):
             np.testing.assert_array_equal(ours.batch["x"], theirs.batch["x"])
 
 

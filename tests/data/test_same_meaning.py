@@ -163,7 +163,7 @@ def test_text_that_another_tokenizer_made_is_refused(tmp_path):
         ).open()  # fmt: skip
 
     train, other = text("a.txt", "the oak " * 40), text("b.txt", "an ash " * 40)
-    with pytest.raises(DataError, match="made into tokens by another tokenizer"):
+    with pytest.raises(DataError, match="tokenized by another tokenizer"):
         open_data(panax.Experiment(task=task(), data=train.train, held_out=other.held_out), lambda line: None)
     opened = open_data(panax.Experiment(task=task(), data=train.train, held_out=train.held_out), lambda line: None)
     assert opened.held_out is train.held_out

@@ -34,10 +34,10 @@ def test_rows_are_text_with_borders_and_masks(opened):
     batch, _ = next(opened.train.batches())
     lines = format_batch(batch, opened.tokenizer)
     assert max(map(cell_len, lines)) <= 80
-    whole = "\n".join(lines)
-    assert "<<which? >>the oak\\x1b[31m<|endoftext|>\n---" in whole and "\x1b" not in whole
-    assert whole.count("---\n") + whole.endswith("---") == 2
-    assert whole.replace("\n", "").count("漢字" * 60 + "<|endoftext|>") == 1
+    text = "\n".join(lines)
+    assert "<<which? >>the oak\\x1b[31m<|endoftext|>\n---" in text and "\x1b" not in text
+    assert text.count("---\n") + text.endswith("---") == 2
+    assert text.replace("\n", "").count("漢字" * 60 + "<|endoftext|>") == 1
     padding = int((batch["segment"] == 0).sum())
     assert padding > 0 and lines[-1] == f"{padding} positions of padding"
     loss = int(batch["loss_mask"].sum())

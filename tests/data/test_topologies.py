@@ -139,24 +139,24 @@ def test_a_process_makes_the_rows_that_its_devices_hold(mesh, processes, rows_ea
     placement = Placement.create(MeshShape(**sizes))
     rows = PaddedRows(many_documents, sequence_length=32, seed=1, buckets=(16, 24))
     source = PackedSource(rows, batch_size=BATCH)
-    whole = next(source.batches()).batch
-    sharding = placement.batch_shardings(whole, source.axes)["tokens"]
-    by_row = placement.batch_shardings({"tokens": whole["tokens"][:, 0]}, {"tokens": ("batch",)})["tokens"]
+    global_batch = next(source.batches()).batch
+    sharding = placement.batch_shardings(global_batch, source.axes)["tokens"]
+    by_row = placement.batch_shardings({"tokens": global_batch["tokens"][:, 0]}, {"tokens": ("batch",)})["tokens"]
     devices = placement.devices.devices.ravel().tolist()
-    expected = jax.device_put(whole["tokens"], sharding)
-    found = set()
+    expected = jax.device_put(global_batch["tokens"], sharding)
+    rows_seen = set()
     for process in range(processes):
         ours = devices[process * 8 // processes : (process + 1) * 8 // processes]
         held = find_held_rows(ours, by_row, BATCH)
         assert len(held.rows) == rows_each and held.batch_size == BATCH
-        found |= set(held.rows.tolist())
+        rows_seen |= set(held.rows.tolist())
         batch = next(source.batches_of(held.rows)).batch
         for shard in expected.addressable_shards:
             if shard.device in ours:
                 first = np.searchsorted(held.rows, shard.index[0].start or 0)
                 local = batch["tokens"][first : first + shard.data.shape[0], shard.index[1]]
                 np.testing.assert_array_equal(local, shard.data)
-    assert found == set(range(BATCH))
+    assert rows_seen == set(range(BATCH))
 
 
 def test_an_array_is_made_of_rows_that_are_not_neighbours():

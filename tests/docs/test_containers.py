@@ -101,14 +101,14 @@ def test_the_vendor_s_jax_stays(tmp_path):
     (command, *_) = of(ROOT / "containers/cuda.Dockerfile", "RUN")[1].split(" && ")
     shutil.copy(ROOT / "requirements/run.txt", tmp_path / "all.txt")
     subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
-    every, kept = ((tmp_path / name).read_text(encoding="utf-8") for name in ("all.txt", "run.txt"))
+    every, run_files = ((tmp_path / name).read_text(encoding="utf-8") for name in ("all.txt", "run.txt"))
 
     def blocks(text: str) -> set[str]:
         return set(re.findall(r"^[^ #\n].*(?:\n .*)*", text, re.MULTILINE))
 
-    gone = {block.partition("==")[0] for block in blocks(every) - blocks(kept)}
+    gone = {block.partition("==")[0] for block in blocks(every) - blocks(run_files)}
     assert gone == {"jax", "jaxlib", "ml-dtypes", "numpy", "opt-einsum", "scipy"}
-    assert blocks(kept) < blocks(every)
+    assert blocks(run_files) < blocks(every)
 
 
 @pytest.mark.slow

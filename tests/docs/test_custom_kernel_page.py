@@ -26,7 +26,7 @@ def page(monkeypatch) -> Iterator[None]:
     registry._chosen.cache_clear()
 
 
-# From jax 0.12 on; see attention_gpu.
+# From jax 0.12 on; see kernels/attention/gpu.py.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     ("target", "rows", "taken"), [("h100x1", 4096, True), ("h100x1", 16, False), ("v5e-1", 4096, False)]

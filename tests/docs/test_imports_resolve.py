@@ -60,11 +60,13 @@ def absent_targets(text: str) -> Iterator[str]:
     """Yields the assignments to attributes that a module of Panax lacks, also those in scripts that tests hold as text: after a
     renaming they would change nothing, and the test would pass for another reason, or wait."""
     modules: dict[str, types.ModuleType] = {}
-    for package, names, alias, whole, whole_alias in _IMPORTED.findall(text):
+    for package, names, alias, module, whole_alias in _IMPORTED.findall(text):
         for name in names.split(", ") if names else [""]:
             try:
                 imported = (
-                    getattr(importlib.import_module(package or whole), name) if name else importlib.import_module(whole)
+                    getattr(importlib.import_module(package or module), name)
+                    if name
+                    else importlib.import_module(module)
                 )
             except (AttributeError, ModuleNotFoundError):
                 continue

@@ -47,9 +47,9 @@ def test_an_old_python_can_read_it():
     for node in ast.walk(tree):
         assert not isinstance(node, ast.JoinedStr | ast.AnnAssign | ast.NamedExpr | ast.Nonlocal | ast.AsyncFunctionDef)
         if isinstance(node, ast.FunctionDef):
-            given = node.args
-            assert node.returns is None and not given.kwonlyargs and not given.posonlyargs
-            assert all(each.annotation is None for each in given.args)
+            arguments = node.args
+            assert node.returns is None and not arguments.kwonlyargs and not arguments.posonlyargs
+            assert all(each.annotation is None for each in arguments.args)
         if isinstance(node, ast.Call):
             # `print(a, file=b)` is a statement with a mistake to Python 2.
             assert not (isinstance(node.func, ast.Name) and node.func.id == "print" and node.keywords)

@@ -117,15 +117,15 @@ def commands_in(text: str, *, prompt: bool) -> list[list[str]]:
     """The arguments of each `panax` command in a block; in a console block only lines after a `$` are typed."""
     lines = text.replace("\\\n", " ").splitlines()
     typed = [line.removeprefix("$ ") for line in lines if not prompt or line.startswith("$ ")]
-    found = []
+    commands = []
     for part in (part for line in typed for part in line.split("&&")):
         words = shlex.split(part, comments=True)
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
             del words[0]
         if words and words[0] == "panax":
             # What a shell does with the output is not the command's.
-            found.append(words[1 : words.index(">") if ">" in words else None])
-    return found
+            commands.append(words[1 : words.index(">") if ">" in words else None])
+    return commands
 
 
 def check_command(arguments: list[str], where: str) -> None:
@@ -147,10 +147,10 @@ def check_command(arguments: list[str], where: str) -> None:
             options, flags = panax.cli.commands.find.parser().parse_known_args(rest)
             experiment_from([options.recipe, *flags], "train")
         elif command == "launch":
-            own, flags = panax.cli.commands.launch.split_flags(rest[1:])
-            panax.cli.commands.launch.read_resources(own)
-            if own.islands:
-                flags = island_flags(flags, Path("run"), own.islands, own.island or 0)
+            launch_words, flags = panax.cli.commands.launch.split_flags(rest[1:])
+            panax.cli.commands.launch.read_resources(launch_words)
+            if launch_words.islands:
+                flags = island_flags(flags, Path("run"), launch_words.islands, launch_words.island or 0)
             experiment_from([rest[0], *(flag for flag in flags if flag not in NON_SETTING_FLAGS)], "train")
         elif command == "check":
             flags = panax.cli.commands.check.split_flags(rest)[1]

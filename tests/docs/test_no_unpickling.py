@@ -16,15 +16,15 @@ UNSAFE = {"allow_pickle": True, "weights_only": False, "trust_remote_code": True
 def unpickling(text: str) -> Iterator[str]:
     """Calls in a source that could unpickle or run their input, with their lines."""
     for node in ast.walk(ast.parse(text)):
-        found = None
+        problem = None
         if isinstance(node, ast.Import):
-            found = next((alias.name for alias in node.names if alias.name.split(".")[0] in MODULES), None)
+            problem = next((alias.name for alias in node.names if alias.name.split(".")[0] in MODULES), None)
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found = node.module if (node.module or "").split(".")[0] in MODULES else None
+            problem = node.module if (node.module or "").split(".")[0] in MODULES else None
         elif isinstance(node, ast.Call):
-            found = _call(node)
-        if found:
-            yield f"line {getattr(node, 'lineno', 0)}: {found}"
+            problem = _call(node)
+        if problem:
+            yield f"line {getattr(node, 'lineno', 0)}: {problem}"
 
 
 def _call(node: ast.Call) -> str | None:

@@ -15,10 +15,10 @@ STEPS = 12
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
     """For a command that trains in a folder, with a token in it that no node gets."""
-    kept = {
+    settings = {
         name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "SLURM_", "RAY_"))
     }
-    return kept | {
+    return settings | {
         "JAX_PLATFORMS": "cpu",
         "PANAX_CPU_KERNELS": KERNELS[0],
         "PANAX_CACHE": str(folder.parent / "panax-cache"),

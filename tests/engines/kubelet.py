@@ -24,11 +24,11 @@ class Kubelet:
         self._job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
         self._pod = self._job["template"]["spec"]
         (self._container,) = self._pod["containers"]
-        given = {each["name"]: each.get("value", "127.0.0.1") for each in self._container["env"]}
+        variables = {each["name"]: each.get("value", "127.0.0.1") for each in self._container["env"]}
         # Kubernetes' name service has a name of the first pod; this machine has none.
-        given["PANAX_SUPERVISOR"] = f"127.0.0.1:{given['PANAX_SUPERVISOR'].rpartition(':')[2]}"
+        variables["PANAX_SUPERVISOR"] = f"127.0.0.1:{variables['PANAX_SUPERVISOR'].rpartition(':')[2]}"
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self._environment = environment(folder, PANAX_SECRET="s" * 64, PATH=path) | given
+        self._environment = environment(folder, PANAX_SECRET="s" * 64, PATH=path) | variables
         self._folder = folder
         self._evicted: dict[int, float] = {}
         self._failures = 0

@@ -34,11 +34,11 @@ class Supervised:
 
     def come(self, count: int, seconds: float = 25.0) -> list[Came]:
         """The next agents that connect, in the order of their nodes."""
-        found = []
+        positions = []
         deadline = time.monotonic() + seconds
-        while len(found) < count:
+        while len(positions) < count:
             assert time.monotonic() < deadline, (
-                f"{len(found)} of {count} agents came: {self.placed.failure()} {self.placed.log_tail()}"
+                f"{len(positions)} of {count} agents came: {self.placed.failure()} {self.placed.log_tail()}"
             )
             try:
                 connection = self._listener.accept()[0]
@@ -48,8 +48,8 @@ class Supervised:
             self.connections.append(connection)
             secret, node, pid, token = connection.makefile().readline().split()
             assert secret == self.secret
-            found.append(Came(node, int(pid), token))
-        return sorted(found)
+            positions.append(Came(node, int(pid), token))
+        return sorted(positions)
 
     def __enter__(self) -> "Supervised":
         return self

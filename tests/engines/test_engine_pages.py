@@ -37,8 +37,8 @@ def resources_of(words: list[str]) -> tuple[str, Resources]:
             else {"type": str if isinstance(field.default, str) else int}
         )
         parser.add_argument("--" + field.name.replace("_", "-"), default=field.default, **kind)
-    found = vars(parser.parse_known_args(words)[0])
-    return found["on"], Resources(**{field.name: found[field.name] for field in dataclasses.fields(Resources)})
+    block = vars(parser.parse_known_args(words)[0])
+    return block["on"], Resources(**{field.name: block[field.name] for field in dataclasses.fields(Resources)})
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -54,8 +54,8 @@ def test_commands_are_of_the_page_s_engine(name, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name != "kubernetes"])
 def test_what_a_dry_run_is_shown_to_print(name, tmp_path, monkeypatch):
-    (found,) = CONSOLE.findall((PAGES / f"{name}.md").read_text(encoding="utf-8"))
-    command, shown = found
+    (block,) = CONSOLE.findall((PAGES / f"{name}.md").read_text(encoding="utf-8"))
+    command, shown = block
     mpirun = tmp_path / "mpirun"
     mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
     mpirun.chmod(0o755)
@@ -82,8 +82,8 @@ def test_lines_that_kubernetes_is_shown_to_be_given():
     parts = shown.strip().removesuffix("...").split("...\n")
     assert len(parts) > 2
     for part in parts:
-        _, found, printed = printed.partition(part.strip("\n"))
-        assert found, part
+        _, block, printed = printed.partition(part.strip("\n"))
+        assert block, part
 
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])

@@ -96,10 +96,10 @@ def test_the_schema_refuses_what_is_not_of_it(path, value):
 
 
 def test_the_jobset_says_what_was_asked_for():
-    found = manifest(
+    jobset = manifest(
         accelerator="gpu", devices=2, memory="512G", time="01:00:00", queue="research", node_selector=("a=b",)
     )
-    job = found["spec"]["replicatedJobs"][0]["template"]["spec"]
+    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert (job["completions"], job["parallelism"], job["completionMode"]) == (2, 2, "Indexed")
     assert job["activeDeadlineSeconds"] == 3600
     pod = job["template"]["spec"]
@@ -113,8 +113,8 @@ def test_the_jobset_says_what_was_asked_for():
         "limits": {"memory": "512Gi", "nvidia.com/gpu": "8"},
     }
     assert container["command"][2:] == ["panax.cluster.engines.pod", *LAUNCH] and container["workingDir"] == "/runs"
-    assert container["envFrom"] == [{"secretRef": {"name": found["metadata"]["name"]}}]
-    assert found["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "research"}
+    assert container["envFrom"] == [{"secretRef": {"name": jobset["metadata"]["name"]}}]
+    assert jobset["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "research"}
     # The first pod's host name is made by Kubernetes of these, and has 63 characters at most.
     assert container["env"][0]["value"] == "panax-gpt2-nodes-0-0.panax-gpt2:7733"
     assert len(f"{jobset_name(Path('x' * 200))}-nodes-0-99999") <= 63
@@ -243,8 +243,8 @@ def test_pods_are_a_supervisor_with_its_agent_and_other_agents(tmp_path):
     agent = (sys.executable, str(tmp_path / "agent.py"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        given = {**os.environ, "PANAX_SECRET": "s" * 64, "PANAX_SUPERVISOR": address, "PANAX_POD_IP": "127.0.0.1"}
-        first, second = ({**given, "JOB_COMPLETION_INDEX": index} for index in "01")
+        environment = {**os.environ, "PANAX_SECRET": "s" * 64, "PANAX_SUPERVISOR": address, "PANAX_POD_IP": "127.0.0.1"}
+        first, second = ({**environment, "JOB_COMPLETION_INDEX": index} for index in "01")
         engine = make_engine("kubernetes", Resources(**GIVEN), agent=agent, environment=first)
         engine.check()
         assert not engine.is_queued() and engine.secret() == "s" * 64 and engine.listen_address() == ("127.0.0.1", 7733)

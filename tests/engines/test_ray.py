@@ -103,9 +103,9 @@ def test_a_lost_node_is_told_and_replaced_when_there_is_another(ray, cluster):
         assert supervised.placed.failure() == ""
         cluster.tell("lose")
         until(supervised.placed.failure, "the lost node is told", 30.0)
-        found = supervised.placed.failure()
-        assert found.startswith("node ") and "Ray has lost the node or its actor" in found and found.count("\n") == 0
-        lost = int(found.removeprefix("node ").partition(":")[0])
+        status = supervised.placed.failure()
+        assert status.startswith("node ") and "Ray has lost the node or its actor" in status and status.count("\n") == 0
+        lost = int(status.removeprefix("node ").partition(":")[0])
         # Its agent has gone with it, though nobody told it to; the others go on.
         ended(agents[lost])
         assert all(is_alive(agent.pid) for agent in agents if agent != agents[lost])
@@ -193,8 +193,8 @@ def test_a_run_goes_on_with_two_nodes_of_three_and_takes_the_third_in_again(clus
     folder = tmp_path / "runs/ray"
 
     def nodes() -> int:
-        found = json.loads((folder / "job/status.json").read_text())
-        return len(found["nodes"]["running"]) if found["state"] == "running" else 0
+        status = json.loads((folder / "job/status.json").read_text())
+        return len(status["nodes"]["running"]) if status["state"] == "running" else 0
 
     with open(tmp_path / "said", "w") as said:
         words = command(
@@ -214,5 +214,5 @@ def test_a_run_goes_on_with_two_nodes_of_three_and_takes_the_third_in_again(clus
         launch.wait()
     causes = [one["cause"] for one in read_incidents(folder / "job")]
     assert causes == ["lost host", "new layout"], (tmp_path / "said").read_text()
-    taken = sorted(losses(folder))
-    assert taken == list(range(1, len(taken) + 1)), "no step is missing"
+    logged_steps = sorted(losses(folder))
+    assert logged_steps == list(range(1, len(logged_steps) + 1)), "no step is missing"

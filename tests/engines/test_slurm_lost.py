@@ -72,13 +72,13 @@ def placed(clients):
 
     def make(**more: str):
         environment = clients(scontrol="case $2 in hostnames) echo $3 | tr ',' '\\n' ;; esac", **more)
-        given = {"SLURM_JOB_NODELIST": "a,b,c", "PANAX_SLURM_FOLDER": "/runs/50% of it/job", "HOME": "/home/me"}
-        asked = Resources(nodes=3, processes=6, memory="8G", partition="long", time="01:00:00")
-        return make_engine("slurm", asked, environment=environment | given).start_agents("10.0.0.1:1", SECRET)
+        variables = {"SLURM_JOB_NODELIST": "a,b,c", "PANAX_SLURM_FOLDER": "/runs/50% of it/job", "HOME": "/home/me"}
+        resources = Resources(nodes=3, processes=6, memory="8G", partition="long", time="01:00:00")
+        return make_engine("slurm", resources, environment=environment | variables).start_agents("10.0.0.1:1", SECRET)
 
-    found = []
-    yield lambda **more: found.append(make(**more)) or found[-1]
-    for each in found:
+    calls = []
+    yield lambda **more: calls.append(make(**more)) or calls[-1]
+    for each in calls:
         for one in (each._all, *each._later.values()):
             one.close(0.0)
         each.close()
@@ -108,10 +108,10 @@ def test_a_node_that_slurm_has_taken_out_is_asked_for_as_a_job(placed, tmp_path)
         assert f" {word} " in line
     assert "--output=/runs/50%% of it/job/slurm-%j.out" in line and "-m panax.cluster.node.agent" in line
     assert SECRET not in line and here.failure() == ""
-    given = (tmp_path / "sbatch.env").read_text()
-    assert "PANAX_NODE=0" in given and f"PANAX_SECRET={SECRET}" in given
+    variables = (tmp_path / "sbatch.env").read_text()
+    assert "PANAX_NODE=0" in variables and f"PANAX_SECRET={SECRET}" in variables
     # What Slurm has told this job would be taken for the other one's.
-    assert "SLURM_JOB_ID" not in given and "SLURM_CONF=/etc/slurm.conf" in given
+    assert "SLURM_JOB_ID" not in variables and "SLURM_CONF=/etc/slurm.conf" in variables
     for each in (here._all, *here._later.values()):
         each.close(0.0)
     here.close()

@@ -142,7 +142,7 @@ def slurm(given: dict, environment: dict[str, str]) -> Engine:
 
 def test_the_batch_script(tmp_path, clients, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = {
+    variables = {
         "nodes": 2,
         "processes": 8,
         "accelerator": "gpu",
@@ -151,7 +151,7 @@ def test_the_batch_script(tmp_path, clients, monkeypatch):
         "array": "0-3%1",
     }
     arguments = ["launch", "my recipe.py", "--name", "try-%a", "--on", "slurm"]
-    engine = slurm(given, clients())
+    engine = slurm(variables, clients())
     text = engine.render_submission(arguments, tmp_path / "50%")
     options = dict(
         line.removeprefix("#SBATCH --").partition("=")[::2] for line in text.splitlines() if "#SBATCH" in line
@@ -200,7 +200,7 @@ def test_what_slurm_does_not_have(given, expected, clients):
 
 def test_slurm_that_is_not_reached_or_has_no_default(clients):
     with pytest.raises(
-        LaunchError, match=r"Slurm can't be asked; launch from a login node.*\n.*sinfo.* failed: no route"
+        LaunchError, match=r"Slurm can't be queried; launch from a login node.*\n.*sinfo.* failed: no route"
     ):
         slurm({}, clients(sbatch="", sinfo="echo no route >&2; exit 1")).check()
     with pytest.raises(LaunchError, match="no default partition; choose one: long"):

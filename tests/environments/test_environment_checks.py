@@ -94,7 +94,7 @@ def test_what_keeps_the_contract_passes(environment):
             r"returned 4 values; expected EnvironmentStep\(state, observation, reward, terminated, truncated\)",
         ),
         ("raises", r"can't be traced with an action of Discrete\(count=3\): no such action"),
-        ("NaN observed", r"gave an observation with NaN in step 3, for the action \d; expected numbers of Box"),
+        ("NaN observed", r"returned an observation with NaN in step 3, for the action \d; expected numbers of Box"),
         ("NaN reward", r"gave the reward nan in step 3, for the action \d; expected a finite number"),
         (
             "out of range",

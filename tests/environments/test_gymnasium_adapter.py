@@ -46,13 +46,17 @@ def test_a_pool_steps_as_gymnasium_does_and_its_processes_end():
     ends = 0
     for number in range(25):
         actions, seeds = np.array([0, 1, number % 2], np.int32), [number, 100 + number, 200 + number]
-        found = ours.step(actions, seeds)
+        actual = ours.step(actions, seeds)
         for row, each in enumerate(theirs):
             led_to, reward, terminated, truncated, _ = each.step(int(actions[row]))
-            np.testing.assert_array_equal(found.final_observation[row], led_to)
-            assert (found.reward[row], found.terminated[row], found.truncated[row]) == (reward, terminated, truncated)
-            now = each.reset(seed=seeds[row])[0] if terminated else led_to
-            np.testing.assert_array_equal(found.observation[row], now)
+            np.testing.assert_array_equal(actual.final_observation[row], led_to)
+            assert (actual.reward[row], actual.terminated[row], actual.truncated[row]) == (
+                reward,
+                terminated,
+                truncated,
+            )
+            observation = each.reset(seed=seeds[row])[0] if terminated else led_to
+            np.testing.assert_array_equal(actual.observation[row], observation)
             ends += terminated
     assert ends >= 2
     ours.close()

@@ -63,17 +63,17 @@ def test_observations_that_would_change_are_refused(space, given, message):
 
 
 def test_rewards_and_flags_are_one_number_each():
-    for given in (1, 1.0, True, np.uint8(1), np.array([1.0]), np.array([[1]], np.uint8), np.float64(1)):
-        assert to_float_reward(given) == np.float32(1) and to_float_reward(given).dtype == np.float32
-        assert to_bool_flag("terminated", given) is True
-    for given in (None, "1", np.ones(2), [], {"a": 1.0}, 1j):
+    for value in (1, 1.0, True, np.uint8(1), np.array([1.0]), np.array([[1]], np.uint8), np.float64(1)):
+        assert to_float_reward(value) == np.float32(1) and to_float_reward(value).dtype == np.float32
+        assert to_bool_flag("terminated", value) is True
+    for value in (None, "1", np.ones(2), [], {"a": 1.0}, 1j):
         with pytest.raises(TypeError, match="step returned a reward that is"):
-            to_float_reward(given)
+            to_float_reward(value)
         with pytest.raises(TypeError, match="step returned truncated="):
-            to_bool_flag("truncated", given)
-    for given in (0.5, 2, "False"):
+            to_bool_flag("truncated", value)
+    for value in (0.5, 2, "False"):
         with pytest.raises(TypeError, match="expected True or False"):
-            to_bool_flag("terminated", given)
+            to_bool_flag("terminated", value)
 
 
 @pytest.mark.parametrize("given", [np.zeros(2, np.float32), (np.zeros(2), None), (0.0, 0.0), [np.zeros(2), {}]])

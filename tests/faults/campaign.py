@@ -83,7 +83,9 @@ def kill_in(phase: str, processes: int, kills: int, folder: Path, expected: str,
     for _ in range(kills):
         kill_once(phase, processes, folder, rng, settings)
         checkpointer = Checkpointer(folder / "run" / "checkpoints", say=lambda line: None)
-        damaged += sum(bool(found.verify()) for found in checkpointer.newest_first()) + len(checkpointer.distrusted)
+        damaged += sum(bool(checkpoint.verify()) for checkpoint in checkpointer.newest_first()) + len(
+            checkpointer.distrusted
+        )
         steps.append(checkpointer.latest() or 0)
     return Outcome(phase, processes, kills, tuple(steps), damaged, finish(folder, processes, **settings) == expected)
 
@@ -125,13 +127,14 @@ def main() -> None:
         try:
             expected = undisturbed(root / "undisturbed", processes)
             for phase in phases_for(processes):
-                found = kill_in(
+                checkpoint = kill_in(
                     phase, processes, kills, root / phase.replace(" ", "-"), expected, random.Random(f"{seed} {phase}")
                 )
-                lost = found.damaged + sum(b < a for a, b in zip(found.steps, found.steps[1:]))
-                at = ", ".join(map(str, found.steps))
+                lost = checkpoint.damaged + sum(b < a for a, b in zip(checkpoint.steps, checkpoint.steps[1:]))
+                at = ", ".join(map(str, checkpoint.steps))
                 print(
-                    f"| {phase} | {processes} | {kills} | {at} | {lost} | {'yes' if found.same else 'NO'} |", flush=True
+                    f"| {phase} | {processes} | {kills} | {at} | {lost} | {'yes' if checkpoint.same else 'NO'} |",
+                    flush=True,
                 )
         finally:
             shutil.rmtree(root, ignore_errors=True)

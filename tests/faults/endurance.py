@@ -152,15 +152,15 @@ class Launched:
 
 def workers(job: Launched) -> list[psutil.Process]:
     """The workers that are there now, by their logs: a spare one has none."""
-    found = []
+    measured = []
     for agent in job.agents():
         for each in _children(agent):
             try:
                 if "/job/logs/process_" in os.readlink(f"/proc/{each.pid}/fd/1"):
-                    found.append(each)
+                    measured.append(each)
             except OSError:
                 continue
-    return found
+    return measured
 
 
 def committed(folder: Path) -> int:

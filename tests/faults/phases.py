@@ -51,9 +51,9 @@ def install(phase: str, announce: Path, saves: int = 0) -> None:
             if announces:
                 begin()
             time.sleep(STRETCH * pauses)
-            found = real(*args, **kwargs)
+            outcome = real(*args, **kwargs)
             time.sleep(STRETCH * pauses)
-            return found
+            return outcome
 
         setattr(owner, name, replaced)
 

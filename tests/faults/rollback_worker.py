@@ -70,14 +70,14 @@ def digest(state) -> str:
 
 def main() -> None:
     folder, settings = join_job()
-    given = json.loads(settings)
+    options = json.loads(settings)
     os.environ["PANAX_MEMORY"] = f"{folder}/host-{jax.process_index()}"
-    if "kill" in given:
-        install(*given.pop("kill"))
-    memory = MemoryConfig(every=given.pop("memory", 0))
+    if "kill" in options:
+        install(*options.pop("kill"))
+    memory = MemoryConfig(every=options.pop("memory", 0))
     run = experiment(
         f"{folder}/run", checkpoint=CheckpointConfig(every=5, memory=memory), hooks=(Reads(),), mesh=MeshShape(fsdp=-1),
-        **given,
+        **options,
     )  # fmt: skip
     result = fit(dataclasses.replace(run), say=lambda line: print(line, flush=True))
     print(json.dumps({"step": result.step, "digest": digest(result.state)}), flush=True)

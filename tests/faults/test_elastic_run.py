@@ -35,8 +35,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def started(command: str, *arguments: str, stop: int = 0) -> subprocess.Popen:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PANAX_PROC", "XLA_"))}
-    environment = kept | {
+    stored = {name: value for name, value in os.environ.items() if not name.startswith(("PANAX_PROC", "XLA_"))}
+    environment = stored | {
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
         "PANAX_TEST_STOP": str(stop),
@@ -58,13 +58,13 @@ def until(folder: Path, job: subprocess.Popen, running: list[int]) -> dict:
     while time.monotonic() < end:
         assert job.poll() is None, job.stderr.read()
         try:
-            found = json.loads((folder / "job/status.json").read_text())
+            status = json.loads((folder / "job/status.json").read_text())
         except (OSError, ValueError):
-            found = {"state": ""}
-        on_them = found["state"] == "running" and found["nodes"]["running"] == running
+            status = {"state": ""}
+        on_them = status["state"] == "running" and status["nodes"]["running"] == running
         # Each process tells what it compiled just after its first step.
-        if on_them and all("programs_compiled" in one for one in found["processes"]):
-            return found
+        if on_them and all("programs_compiled" in one for one in status["processes"]):
+            return status
         time.sleep(0.1)
     raise AssertionError(f"the job does not run on the nodes {running}")
 

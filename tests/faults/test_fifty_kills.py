@@ -69,10 +69,10 @@ def test_fifty_kills(tmp_path):
     assert finished(folder, STEPS) == finished(planned, STEPS)
 
     # Each kill is an incident, with its cause and what going on took.
-    found = read_incidents(folder / "job")
-    assert [one["cause"] for one in found] == ["killed"] * KILLS, said
-    assert [one["attempt"] for one in found] == [*range(1, KILLS + 1)]
-    early = [one for one in found if one["step"] < 0]
+    status = read_incidents(folder / "job")
+    assert [one["cause"] for one in status] == ["killed"] * KILLS, said
+    assert [one["attempt"] for one in status] == [*range(1, KILLS + 1)]
+    early = [one for one in status if one["step"] < 0]
     assert KILLS < 10 or 0 < len(early) < KILLS, "kills before a first step, and after"
     # A machine that others use too may have a slow link for a while, which is told as well.
     rows = [row for row in table(report(folder)) if not row["cause"].startswith("slow ")]
@@ -98,8 +98,8 @@ def test_fifty_kills(tmp_path):
     # Every second is booked but for the way in and out, which the undisturbed run has, too.
     assert sum(life.seconds.values()) == pytest.approx(life.wall_seconds, rel=1e-6)
     unbooked = seconds - (life.wall_seconds + life.sessions[0].began - job.began)
-    whole = read_life(planned)
-    usual = quiet - (whole.wall_seconds + whole.sessions[0].began - undisturbed.began)
+    planned_life = read_life(planned)
+    usual = quiet - (planned_life.wall_seconds + planned_life.sessions[0].began - undisturbed.began)
     print(f"not booked: {unbooked:.1f} s, undisturbed {usual:.1f} s")
     # Of few kills another way out, some seconds, is more than a hundredth.
     assert unbooked == pytest.approx(usual, abs=0.01 * seconds if KILLS >= 25 else 20.0)
@@ -126,7 +126,7 @@ def _victim(job: Launched, rng: random.Random, how: str, before: set[int], furth
     else:
         attempt = job.until(lambda: job.status() if fresh[0].pid in job.pids() else None, PATIENCE)["attempt"]
         # Further than before, so that the run comes to an end.
-        job.until(lambda: (found := job.status())["attempt"] == attempt and found["step"] > furthest, 2 * PATIENCE)
+        job.until(lambda: (status := job.status())["attempt"] == attempt and status["step"] > furthest, 2 * PATIENCE)
         job.wait(rng.uniform(0.0, 4.0))
         if how == "a save":
             job.until(lambda: partial(folder), 2 * PATIENCE, every=0.001)
@@ -137,19 +137,19 @@ def _victim(job: Launched, rng: random.Random, how: str, before: set[int], furth
 
 def grown(samples) -> dict[str, tuple[float, float, float, float]]:
     """Of supervisor and agents: the medians of descriptors and resident bytes, of restarts 5 to 15 and of the last ten."""
-    found = {}
+    status = {}
     for who in sorted({sample.who for sample in samples}):
-        own = [sample for sample in samples if sample.who == who]
-        early = [each for each in own if 5 <= each.attempt <= 15]
-        late = [each for each in own if each.attempt > KILLS + 1 - 10]
+        of_process = [sample for sample in samples if sample.who == who]
+        early = [each for each in of_process if 5 <= each.attempt <= 15]
+        late = [each for each in of_process if each.attempt > KILLS + 1 - 10]
         if early and late:
             medians = [
                 statistics.median(getattr(x, name) for x in part)
                 for name in ("descriptors", "resident")
                 for part in (early, late)
             ]
-            found[who] = tuple(medians)
-    return found
+            status[who] = tuple(medians)
+    return status
 
 
 def restarts(folder: Path) -> str:

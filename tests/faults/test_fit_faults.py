@@ -58,12 +58,12 @@ def disturbed(kind: str, processes: int, folder, proxy, bucket: str) -> tuple[st
     [*((kind, 1) for kind in (*PASSING, "403")), ("503", 3), ("reset", 3), ("flip_read", 3), ("403", 3)],
 )
 def test_the_end_is_bitwise_that_of_an_undisturbed_run(kind, processes, tmp_path, proxy, bucket, undisturbed):
-    found, (before, after) = disturbed(kind, processes, tmp_path, proxy, bucket)
+    result, (before, after) = disturbed(kind, processes, tmp_path, proxy, bucket)
     assert proxy.faults.counts.faults.get(kind, 0) >= 1
-    assert found == undisturbed(processes)
+    assert result == undisturbed(processes)
     assert "resuming from step" in after and "is not used" not in after
     if kind == "403":
-        assert "saving step 40" in before and "permission denied" in before and "step 20 is whole" in before
+        assert "saving step 40" in before and "permission denied" in before and "step 20 is undamaged" in before
         assert not [step for step in Checkpointer(f"{bucket}/run").steps() if step == 40]
     else:
         assert "failed" not in before + after

@@ -52,7 +52,7 @@ def finish(folder: Path, recipe: str) -> dict[str, bytes]:
 
 def disturb(folder: Path, recipe: str, kills: int, rng: random.Random) -> list[int]:
     """Start and kill `kills` times, each at a random moment after training has begun; the steps it was then found at."""
-    found = []
+    outcomes = []
     for _ in range(kills):
         process = start(folder, recipe)
         before = newest(folder)
@@ -63,8 +63,8 @@ def disturb(folder: Path, recipe: str, kills: int, rng: random.Random) -> list[i
         time.sleep(rng.uniform(0.0, 0.15))
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        found.append(newest(folder))
-    return found
+        outcomes.append(newest(folder))
+    return outcomes
 
 
 def newest(folder: Path) -> int:
@@ -83,7 +83,7 @@ def test_killed_at_random_moments_ends_bitwise_the_same(recipe, tmp_path):
     assert steps == sorted(steps), (seed, steps)
     assert len({*steps, 0}) > 1, (seed, steps)
     assert steps[0] > 0 and steps[-1] < STEPS, (seed, steps)
-    found = finish(folder, recipe)
-    assert found.keys() == undisturbed.keys()
-    assert [name for name in found if found[name] != undisturbed[name]] == [], (seed, steps)
-    assert recipe != "agent" or any("replay" in name for name in found)
+    outcomes = finish(folder, recipe)
+    assert outcomes.keys() == undisturbed.keys()
+    assert [name for name in outcomes if outcomes[name] != undisturbed[name]] == [], (seed, steps)
+    assert recipe != "agent" or any("replay" in name for name in outcomes)

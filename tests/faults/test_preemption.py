@@ -59,6 +59,6 @@ def test_a_crash_between_checkpoints_goes_on_from_memory(tmp_path):
     assert Checkpointer(folder / "run" / "checkpoints").steps() == []
     end = campaign.finish(folder, PROCESSES, every=1000, memory=3)
     said = (folder / "job" / "0.out").read_text()
-    found = re.search(r"resuming from step (\d+) of \d+: memory of hosts", said)
-    assert found and int(found[1]) >= 6, said
+    match = re.search(r"resuming from step (\d+) of \d+: memory of hosts", said)
+    assert match and int(match[1]) >= 6, said
     assert end == expected

@@ -37,15 +37,15 @@ def told(request, tmp_path_factory):
 @pytest.mark.parametrize("memory", [0, 3])
 def test_all_go_back_together(told, tmp_path, memory):
     processes, expected = told
-    found = ended(tmp_path, processes, memory=memory)
+    actual = ended(tmp_path, processes, memory=memory)
     back = rollbacks(tmp_path)
     if not memory:
         assert [each["to"] for each in back] == [5, 15, 10]
         assert sorted(number for each in back for number in each["batches"]) == LEFT_OUT
-        assert found == expected
+        assert actual == expected
     else:
         again = ended(tmp_path / "again", processes, skip_batches=[n for each in back for n in each["batches"]])
-        assert found == again and [each["to"] for each in back][:2] == [6, 18]
+        assert actual == again and [each["to"] for each in back][:2] == [6, 18]
 
 
 @pytest.mark.parametrize("number", [1, 3])

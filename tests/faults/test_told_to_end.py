@@ -19,7 +19,7 @@ def test_sigterm_to_the_launch_and_to_an_agent(tmp_path):
     flags = arguments(STEPS, "--replace-seconds", "600", "--log-every", "1", every=100_000)
 
     def steps_beyond(job: Launched, step: int, attempt: int) -> None:
-        job.until(lambda: (found := job.status())["attempt"] == attempt and found["step"] > step, 300.0)
+        job.until(lambda: (status := job.status())["attempt"] == attempt and status["step"] > step, 300.0)
 
     with Launched(folder, *flags) as job:
         steps_beyond(job, 5, 1)

@@ -10,7 +10,9 @@ Left out: scalars (losses, metrics, the gradient's norm), and how many tokens ch
 import dataclasses
 from collections.abc import Iterable
 
+from panax.kernels.attention.mask import MaskRule
 from panax.mesh.rules import MeshAxes
+from panax.parallel.context import LocalSizes
 from panax.parallel.context_choice import choose_context_attention
 from panax.parallel.ring import ring_bytes
 from panax.parallel.ulysses import ulysses_bytes
@@ -105,9 +107,11 @@ def _weights(step: DecoderStep, ledger: _Ledger) -> None:
         ledger.add("all-gather", array.gathered, purpose, narrow * gathered, gathers)
         ledger.add("reduce-scatter", array.gathered, purpose, wide * scattered, scatters)
         if array.travels:
-            whole = array.each // step.ways(array.gathered) * step.layers_of(array)[1]
-            ledger.add("all-to-all", ("stage",), "layers to stages", whole * (wide if zero == "3" else narrow))
-            ledger.add("all-to-all", ("stage",), "layers to stages", whole * wide)
+            gathered_elements = array.each // step.ways(array.gathered) * step.layers_of(array)[1]
+            ledger.add(
+                "all-to-all", ("stage",), "layers to stages", gathered_elements * (wide if zero == "3" else narrow)
+            )
+            ledger.add("all-to-all", ("stage",), "layers to stages", gathered_elements * wide)
 
 
 def _gathered_bytes(step: DecoderStep, array: StoredArray) -> int:
@@ -203,21 +207,22 @@ def _ring_or_ulysses(step: DecoderStep, window: int) -> dict[str, dict[str, int]
     """Bytes of one layer by kind: `forward`, `backward`, and `again` where products and attention's output are kept."""
     heads, kv_heads = local_heads(step)
     context, head_dim, width = step.size("context"), step.model.head_size, step.compute_bytes
-    sizes = {
-        "axis_size": context,
-        "batch": step.micro_rows,
-        "local_seq": step.length // context,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "itemsize": width,
-    }
+    sizes = LocalSizes(
+        batch=step.micro_rows,
+        local_seq=step.length // context,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        itemsize=width,
+        packed=step.packed,
+    )
     chosen = choose_context_attention(heads, kv_heads, context, step.task.context_attention)
     if chosen == "ring":
-        ring = ring_bytes(**sizes, packed=step.packed, causal=True, window=window or None)
+        ring = ring_bytes(sizes, context, mask=MaskRule(causal=True, window=window or None))
         # The logsumexp is not kept, and so the output too is computed once more for the backward pass.
         forward, backward = {"collective-permute": ring.forward}, {"collective-permute": ring.backward}
         return {"forward": forward, "again": forward, "backward": backward}
-    exchanged = ulysses_bytes(**sizes, heads=heads, packed=False)
+    exchanged = ulysses_bytes(dataclasses.replace(sizes, packed=False), context)
     output = step.tokens * heads * head_dim * width // context * (context - 1)
     segments = (context - 1) * step.tokens * 4 if step.packed else 0
     return {

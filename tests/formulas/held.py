@@ -38,13 +38,13 @@ def held_runs(model: DecoderConfig, stages: int, chunks: int) -> tuple[HeldRun, 
     """
     groups = runs(model)
     held = layers_by_stage(sum(map(len, groups)), stages=stages, chunks=chunks)
-    found, start = [], 0
+    result, start = [], 0
     for group in groups:
         end = start + len(group)
         slots = max(sum(start <= unit < end for unit in chunk) for stage in held for chunk in stage)
-        found.append(HeldRun(group[0].stack, group[0].kinds, slots))
+        result.append(HeldRun(group[0].stack, group[0].kinds, slots))
         start = end
-    return tuple(found)
+    return tuple(result)
 
 
 @functools.lru_cache(maxsize=256)

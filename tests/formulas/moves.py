@@ -57,25 +57,25 @@ class Move:
 
 def layer_moves(step: DecoderStep, *, mixture: bool) -> Iterator[Move]:
     """Of one dense layer, or of one with a mixture of experts."""
-    model, whole = step.model, step.compute_bytes * step.tokens
+    model, token_bytes = step.model, step.compute_bytes * step.tokens
     latent = model.latent
     if latent is None:
-        yield _gather(whole * model.embed, ring=True)
+        yield _gather(token_bytes * model.embed, ring=True)
     else:
-        yield _gather(whole * ((latent.q_rank or model.embed) + latent.kv_rank + latent.rope_dim))
-    yield _scatter(whole * model.embed, ring=True)
+        yield _gather(token_bytes * ((latent.q_rank or model.embed) + latent.kv_rank + latent.rope_dim))
+    yield _scatter(token_bytes * model.embed, ring=True)
     for move in _feed_forward(step, mixture=mixture):
         yield dataclasses.replace(move, routed=mixture)
 
 
 def _feed_forward(step: DecoderStep, *, mixture: bool) -> Iterator[Move]:
-    model, whole = step.model, step.compute_bytes * step.tokens
+    model, token_bytes = step.model, step.compute_bytes * step.tokens
     moe = model.feed_forward
     if not mixture or moe is None or moe.shared:
-        yield _gather(whole * model.embed, ring=True)
+        yield _gather(token_bytes * model.embed, ring=True)
         # Mixtures are the last layers of their units.
         inside = not mixture and any(len(run.kinds) > 1 for run in step.held)
-        yield _scatter(whole * model.embed, ring=True, result=not inside)
+        yield _scatter(token_bytes * model.embed, ring=True, result=not inside)
     if mixture and moe is not None:
         yield from _to_experts(step, shared=moe.shared > 0)
 
@@ -89,14 +89,14 @@ def exchanged_rows(step: DecoderStep) -> tuple[int, int]:
 
 
 def _to_experts(step: DecoderStep, *, shared: bool) -> Iterator[Move]:
-    moe, whole = step.model.feed_forward, step.compute_bytes * step.tokens * step.model.embed
+    moe, token_bytes = step.model.feed_forward, step.compute_bytes * step.tokens * step.model.embed
     assert moe is not None
     ways, tensor = step.size("expert"), step.size("tensor")
     if ways == 1:
         # What the shared expert gathers and scatters is gathered and scattered with the others': compilers do it once.
         if not shared:
-            yield _gather(whole)
-            yield _scatter(whole, result=True)
+            yield _gather(token_bytes)
+            yield _scatter(token_bytes, result=True)
         each = WIDE * step.assignments * tensor
         yield _gather(each, answered=False)
         yield _gather(each)

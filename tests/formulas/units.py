@@ -27,17 +27,17 @@ def units(config: DecoderConfig) -> list[Unit]:
     >>> [len(unit.kinds) for unit in units(DecoderConfig(num_layers=5, feed_forward=MoE(every=2)))]
     [2, 2, 1]
     """
-    found, first = [], 0
+    result, first = [], 0
     for number, (period, repeats) in enumerate(config.stacks):
         like = len({kind.mixture for kind in period}) == 1
         for _ in range(repeats):
-            found += (
+            result += (
                 [Unit(number, first + place, (kind,)) for place, kind in enumerate(period)]
                 if like
                 else [Unit(number, first, period)]
             )
             first += len(period)
-    return found
+    return result
 
 
 def runs(config: DecoderConfig) -> list[list[Unit]]:

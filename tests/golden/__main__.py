@@ -71,13 +71,13 @@ def run(root: Path, before: str, after: str | None, only: Sequence[str], jobs: i
             sides.append((side, commit or "the working tree", tree, variables))
         listed = [names_of(tree, described, variables) for _, described, tree, variables in sides]
         names = choose(list(dict.fromkeys([*listed[0], *listed[1]])), only)
-        for (side, described, tree, variables), own in zip(sides, listed):
+        for (side, described, tree, variables), listing in zip(sides, listed):
 
             def say(line: str, side: str = side) -> None:
                 print(f"{time.monotonic() - began:6.0f} s  {side}: {line}", flush=True)
 
             say(described)
-            chosen = [name for name in names if name in own]
+            chosen = [name for name in names if name in listing]
             answers.append(taker.take(tree, chosen, folder / side, variables, say))
     verdicts = compare(answers[0], answers[1], names)
     print_verdicts(verdicts)

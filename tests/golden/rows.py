@@ -53,13 +53,13 @@ def rows_of_fit(experiment: Any, *, devices: int = 1) -> list[Row]:
 
 def logged_rows(folder: Path) -> list[Row]:
     """Rows of `metrics.jsonl`: the last value of each step's metric, as a step may have been taken again."""
-    found: dict[tuple[int, str], str] = {}
+    rows_by_key: dict[tuple[int, str], str] = {}
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         values = json.loads(line)
         for name, value in values.items():
             if name.startswith(("train/", "evaluation/")):
                 # JSON has no NaN; the log writes null.
-                found[values["step"], name] = "nan" if value is None else float(value).hex()
-    if not found:
+                rows_by_key[values["step"], name] = "nan" if value is None else float(value).hex()
+    if not rows_by_key:
         raise ValueError(f"{folder}/metrics.jsonl holds no metric of training; the names of metrics may have changed")
-    return [(step, name, value) for (step, name), value in sorted(found.items())]
+    return [(step, name, value) for (step, name), value in sorted(rows_by_key.items())]

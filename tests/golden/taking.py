@@ -75,14 +75,15 @@ class Taker:
             }
             try:
                 for future in concurrent.futures.as_completed(futures):
-                    found = future.result()
-                    answers |= found
+                    golden_rows = future.result()
+                    answers |= golden_rows
                     seconds, used = (
-                        sum(answer.get(name, 0.0) for answer in found.values()) for name in ("seconds", "cpu_seconds")
+                        sum(answer.get(name, 0.0) for answer in golden_rows.values())
+                        for name in ("seconds", "cpu_seconds")
                     )
-                    failed = [name for name, answer in found.items() if "error" in answer]
+                    failed = [name for name, answer in golden_rows.items() if "error" in answer]
                     note = f", failed: {', '.join(failed)}" if failed else ""
-                    say(f"{futures[future]}: {len(found)} runs in {seconds:.0f} s, {used:.0f} s of CPU{note}")
+                    say(f"{futures[future]}: {len(golden_rows)} runs in {seconds:.0f} s, {used:.0f} s of CPU{note}")
             except BaseException:
                 self.stop()
                 pool.shutdown(cancel_futures=True)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from panax.kernels.attention.mask import MaskRule
+from panax.kernels.attention.operands import ScoreRule
 from panax.kernels.attention.reference import reference_attention
 
 
@@ -30,7 +31,7 @@ class Case:
     @property
     def options(self) -> dict:
         mask = MaskRule(causal=self.causal, window=self.window)
-        return {"mask": mask, "soft_cap": self.soft_cap, "scale": 0.4}
+        return {"scores": ScoreRule(mask=mask, scale=0.4, soft_cap=self.soft_cap)}
 
     def inputs(self, dtype=jnp.float32) -> tuple[jax.Array, ...]:
         """q, k, v and the cotangent of the output."""
@@ -78,8 +79,8 @@ def outputs_and_gradients(attend: Callable, case: Case, dtype=jnp.float32) -> tu
     @jax.jit
     def run(q, k, v, d_out):
         def call(q, k, v, sinks):
-            given = {} if sinks is None else {"sinks": sinks}
-            return attend(q, k, v, case.segments, **case.options, **given)
+            sinks_option = {} if sinks is None else {"sinks": sinks}
+            return attend(q, k, v, case.segments, **case.options, **sinks_option)
 
         out, pull = jax.vjp(call, q, k, v, case.sink_scores)
         return out, *(gradient for gradient in pull(d_out) if gradient is not None)

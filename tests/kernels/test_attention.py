@@ -20,10 +20,15 @@ from panax.kernels import attention, use_kernels
 from panax.kernels.attention.blockwise import blockwise_attention
 from panax.kernels.attention.layout import choose_blocks
 from panax.kernels.attention.mask import MaskRule
+from panax.kernels.attention.operands import ScoreRule
 
 
-def blockwise(q, k, v, segments, **options):
-    return blockwise_attention(q, k, v, segments, target=Target("cpu"), block_size=16, **options)
+def blockwise(q, k, v, segments, *, scores, block_size=16, **sinks):
+    blocks = choose_blocks(q, k, window=scores.mask.window, target=Target("cpu"), block_size=block_size)
+    return blockwise_attention(q, k, v, segments, scores=scores, blocks=blocks, **sinks)
+
+
+blockwise_by_default = functools.partial(blockwise, block_size=None)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -39,7 +44,7 @@ def test_blockwise_equals_its_definition(case, library):
 def test_blocks_of_their_usual_size(causal, dtype, library):
     """Longer than a block, and no multiple of one."""
     case = Case(name="long", query_seq=600, causal=causal, heads=2, kv_heads=1)
-    found = outputs_and_gradients(lambda *a, **o: blockwise_attention(*a, target=Target("cpu"), **o), case, dtype)
+    found = outputs_and_gradients(blockwise_by_default, case, dtype)
     # As `assert_close` has it, with 1,200 products instead of 80.
     for left, right in zip(found, reference(case, dtype)):
         allowed = (4 * 1200**0.5 if dtype == jnp.float32 else 4) * float(jnp.finfo(dtype).eps) * np.abs(right).max()
@@ -49,9 +54,8 @@ def test_blocks_of_their_usual_size(causal, dtype, library):
 def test_weights_below_the_normal_numbers(library):
     """Scores that are hundreds apart: nearly all weights are 0, and nothing else is."""
     q, k, v, d_out = Case(name="apart").inputs()
-    attend = functools.partial(
-        blockwise, segments=None, mask=MaskRule(causal=True, window=None), soft_cap=None, scale=100.0
-    )
+    scores = ScoreRule(mask=MaskRule(causal=True, window=None), scale=100.0, soft_cap=None)
+    attend = functools.partial(blockwise, segments=None, scores=scores)
     out, pull = jax.vjp(attend, q, k, v)
     expected = attention(q, k, v, target=Target("cpu"), implementation="reference", scale=100.0)
     # A weight is off by its score's rounding, of 100 times 8 products of up to 3 by 3; an output by two such, of values up to 4.
@@ -68,16 +72,12 @@ def test_blockwise_in_bfloat16(name, library):
 
 def test_blockwise_over_chunks_of_rows_and_in_one_block(monkeypatch):
     case = CASES[3]
-    whole = outputs_and_gradients(lambda *a, **o: blockwise_attention(*a, target=Target("cpu"), **o), case)
+    whole = outputs_and_gradients(blockwise_by_default, case)
     assert_close(whole, reference(case))
     small = dataclasses.replace(Target("cpu").traits, scores_in_cache=600)
     monkeypatch.setitem(_TRAITS, "cpu", small)
-    assert (
-        choose_blocks(
-            target=Target("cpu"), batch=2, kv_heads=2, group=2, query_seq=40, key_seq=40, window=None, block_size=16
-        ).kv_heads
-        == 1
-    )
+    q, k, *_ = case.inputs()
+    assert choose_blocks(q, k, window=None, target=Target("cpu"), block_size=16).kv_heads == 1
     assert_close(outputs_and_gradients(blockwise, case), reference(case))
 
 
@@ -109,9 +109,10 @@ def test_what_is_not_finite_is_not_lost(library, value):
     assert seen.all() if np.isnan(value) else seen.any()
 
 
-def attention_of(q, k, v, segments, *, mask, **options):
-    options |= {"causal": mask.causal, "window": mask.window}
-    return attention(q, k, v, segments=segments, target=Target("cpu"), implementation="reference", **options)
+def attention_of(q, k, v, segments, *, scores):
+    options = {"causal": scores.mask.causal, "window": scores.mask.window, "soft_cap": scores.soft_cap}
+    options |= {"scale": scores.scale, "target": Target("cpu"), "implementation": "reference"}
+    return attention(q, k, v, segments=segments, **options)
 
 
 def test_equals_pytorch(library):
@@ -160,8 +161,8 @@ def test_memory_is_linear_in_the_length():
     small, twice, four_times = (temporary_bytes("blockwise", seq) for seq in (1024, 2048, 4096))
     assert twice < 2.1 * small
     assert four_times < 2.1 * twice
-    whole, whole_twice = (temporary_bytes("reference", seq) for seq in (1024, 2048))
-    assert whole_twice > 3.5 * whole
+    quadratic, whole_twice = (temporary_bytes("reference", seq) for seq in (1024, 2048))
+    assert whole_twice > 3.5 * quadratic
     assert twice < whole_twice / 8
 
 

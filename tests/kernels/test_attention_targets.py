@@ -1,5 +1,7 @@
 """Attention for GPUs and TPUs, from a machine that has neither: kernels interpreted, programs lowered, choices made."""
 
+import dataclasses
+import functools
 import logging
 
 import jax
@@ -11,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
 from panax.kernels import AttentionCase, attention, choose
-from panax.kernels.attention.gpu import AttentionTiles, gpu_attention
-from panax.kernels.attention.tpu import tpu_attention
+from panax.kernels.attention.gpu import GpuLaunch, gpu_attention
+from panax.kernels.attention.tpu import TpuLaunch, tpu_attention
 from panax.kernels.registry import _log_once, check_name, log_choice
 
 CASE = AttentionCase(
@@ -36,11 +38,8 @@ def with_(**changes) -> AttentionCase:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gpu_kernels_equal_the_definition(case):
-    tiles = AttentionTiles(query=16, key=16, backward_query=16, backward_key=16, num_warps=4)
-
-    def attend(q, k, v, segments, **options):
-        return gpu_attention(q, k, v, segments, tiles=tiles, interpret=True, **options)
-
+    launch = GpuLaunch(query=16, key=16, backward_query=16, backward_key=16, num_warps=4, interpret=True)
+    attend = functools.partial(gpu_attention, launch=launch)
     assert_close(outputs_and_gradients(attend, case), reference(case))
 
 
@@ -49,23 +48,21 @@ def test_tpu_kernels_equal_the_definition(case):
     # Blocks are at least 128 long: lengths that take three of them, and a window that skips one.
     longer = {"query_seq": 8 * case.query_seq, "key_seq": case.key_seq and 8 * case.key_seq}
     case = type(case)(**{**case.__dict__, **longer})
-
-    def attend(q, k, v, segments, **options):
-        return tpu_attention(q, k, v, segments, block=128, interpret=True, **options)
-
+    attend = functools.partial(tpu_attention, launch=TpuLaunch(block=128, interpret=True))
     assert_close(outputs_and_gradients(attend, case), reference(case))
 
 
 def test_kernels_in_bfloat16():
     case = CASES[3]
-    for kernel in (gpu_attention, tpu_attention):
-        actual = outputs_and_gradients(lambda *a, k=kernel, **o: k(*a, interpret=True, **o), case, jnp.bfloat16)
+    gpu = dataclasses.replace(GpuLaunch.for_head_dim(head_dim=8, item_bytes=2), interpret=True)
+    for kernel, launch in ((gpu_attention, gpu), (tpu_attention, TpuLaunch(interpret=True))):
+        actual = outputs_and_gradients(functools.partial(kernel, launch=launch), case, jnp.bfloat16)
         assert_close(actual, reference(case, jnp.bfloat16), jnp.bfloat16)
 
 
 @pytest.mark.parametrize(("platform", "call"), [("cuda", "__gpu$xla.gpu.triton"), ("tpu", "tpu_custom_call")])
 @pytest.mark.parametrize("on_mesh", [False, True])
-# From jax 0.12 on; see attention_gpu.
+# From jax 0.12 on; see kernels/attention/gpu.py.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 def test_lowers_to_the_kernels_without_the_hardware(platform, call, on_mesh):
     def attend(q, k, v, segments):

@@ -54,8 +54,8 @@ def test_it_is_chosen_where_it_can_do_the_case():
         assert choose(WORK, case, target).name == "xla"
     assert choose(WORK, ResidualCase(INT8, 256), Target("cpu")).name == "xla"
     x, owed = arrays(8)
-    found, rest = quantize_with_residual(x.reshape(2, 4, 256), owed.reshape(2, 4, 256), INT8)
-    assert found.codes.shape == rest.shape == (2, 4, 256) and found.scales.shape == (2, 4, 1)
+    quantized, rest = quantize_with_residual(x.reshape(2, 4, 256), owed.reshape(2, 4, 256), INT8)
+    assert quantized.codes.shape == rest.shape == (2, 4, 256) and quantized.scales.shape == (2, 4, 1)
 
 
 def bytes_of(text):
@@ -64,8 +64,8 @@ def bytes_of(text):
     sizes = {"f32": 4, "s8": 1, "u8": 1, "f8e4m3fn": 1, "pred": 1}
 
     def of(shapes):
-        found = re.findall(r"(f32|s8|u8|f8e4m3fn|pred)\[([\d,]*)\]", shapes)
-        return sum(sizes[kind] * int(np.prod([int(n) for n in dims.split(",") if n] or [1])) for kind, dims in found)
+        matches = re.findall(r"(f32|s8|u8|f8e4m3fn|pred)\[([\d,]*)\]", shapes)
+        return sum(sizes[kind] * int(np.prod([int(n) for n in dims.split(",") if n] or [1])) for kind, dims in matches)
 
     shapes, total = {}, 0
     for line in entry.splitlines():
@@ -91,8 +91,8 @@ def test_one_pass_over_the_gradient_for_h100s(name):
 
     def run(kernel):
         def both(x, owed):
-            found, rest = kernel(x, owed)
-            return found, rest
+            actual, rest = kernel(x, owed)
+            return actual, rest
 
         return jax.jit(both, donate_argnums=1).lower(x, x).compile().as_text()
 

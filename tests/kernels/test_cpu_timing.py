@@ -124,7 +124,7 @@ def test_a_run_records_and_says_its_kernels(tmp_path):
         == 1
     )
     assert any("matmul on cpu runs" in line for line in (Path(run.folder) / "log.txt").read_text().splitlines())
-    found = json.loads(open_checkpoint(result.checkpoint).attachment("kernels.json") or "")
-    assert found.pop("machine") == machine_key() and CpuKernels(**found) == cpu_kernels.current_choice()
-    kept = json.loads((Path(run.folder) / "checkpoints" / "run" / "run.json").read_text())["record"]["kernels"]
-    assert kept == build_record(cpu_kernels.current_choice())
+    actual = json.loads(open_checkpoint(result.checkpoint).attachment("kernels.json") or "")
+    assert actual.pop("machine") == machine_key() and CpuKernels(**actual) == cpu_kernels.current_choice()
+    recorded = json.loads((Path(run.folder) / "checkpoints" / "run" / "run.json").read_text())["record"]["kernels"]
+    assert recorded == build_record(cpu_kernels.current_choice())

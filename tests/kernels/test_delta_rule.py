@@ -11,7 +11,7 @@ import pytest
 
 from panax.core import Target
 from panax.kernels.delta_rule import triangular
-from panax.kernels.delta_rule.delta_rule import delta_rule, delta_rule_map
+from panax.kernels.delta_rule.delta_rule import DeltaInputs, delta_rule, delta_rule_map
 from panax.kernels.delta_rule.reference import reference_delta_rule
 from panax.kernels.delta_rule.triangular import invert_unit_lower
 
@@ -33,7 +33,7 @@ def inputs(length: int, slowest: float = 0.01, fastest: float = 3.0) -> Arrays:
     normal = lambda *shape: generator.normal(size=shape)  # noqa: E731
     k = normal(BATCH, length, KEY_HEADS, KEY_DIM) + 2.0 * normal(BATCH, 1, KEY_HEADS, KEY_DIM)
     rates = np.exp(generator.uniform(np.log(slowest), np.log(fastest), (BATCH, length, HEADS)))
-    found = {
+    results = {
         "q": normal(BATCH, length, KEY_HEADS, KEY_DIM),
         "k": k / np.linalg.norm(k, axis=-1, keepdims=True),
         "v": normal(BATCH, length, HEADS, VALUE_DIM),
@@ -41,7 +41,7 @@ def inputs(length: int, slowest: float = 0.01, fastest: float = 3.0) -> Arrays:
         "beta": generator.uniform(0.1, 1.0, (BATCH, length, HEADS)),
         "state": normal(BATCH, HEADS, KEY_DIM, VALUE_DIM),
     }
-    return {name: jnp.asarray(value, jnp.float32) for name, value in found.items()}
+    return {name: jnp.asarray(value, jnp.float32) for name, value in results.items()}
 
 
 def documents(length: int) -> jax.Array:
@@ -53,19 +53,23 @@ def documents(length: int) -> jax.Array:
 
 def with_gradients(rule, arrays: Arrays, segments, dtype, *, begins: bool) -> dict[str, np.ndarray]:
     """Outputs, and the gradients of a sum of them with fixed random weights."""
-    given = {name: value.astype(dtype) for name, value in arrays.items()}
+    cast = {name: value.astype(dtype) for name, value in arrays.items()}
     names = NAMES if begins else NAMES[:-1]
     generator = np.random.default_rng(1)
     weights = [
         jnp.asarray(generator.normal(size=arrays[name].shape).astype(np.float32), dtype) for name in ("v", "state")
     ]
 
-    def total(taken):
-        found = rule(*(taken[name] for name in NAMES[:-1]), state=taken.get("state"), segments=segments)
-        return sum(jnp.vdot(w, out) for w, out in zip(weights, found)), found
+    def total(leaves):
+        result = rule(
+            DeltaInputs(*(leaves[name] for name in NAMES[:-1])),
+            state=leaves.get("state"),
+            segments=segments,
+        )
+        return sum(jnp.vdot(w, out) for w, out in zip(weights, result)), result
 
-    (_, found), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))({name: given[name] for name in names})
-    results = {**found._asdict(), **{f"d_{name}": gradient for name, gradient in gradients.items()}}
+    (_, result), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))({name: cast[name] for name in names})
+    results = {**result._asdict(), **{f"d_{name}": gradient for name, gradient in gradients.items()}}
     return {name: np.asarray(value) for name, value in results.items()}
 
 
@@ -132,8 +136,8 @@ def test_equal_keys_corrected_in_full():
 def test_a_document_is_computed_as_if_alone():
     arrays, segments = inputs(40), jnp.asarray([[1] * 13 + [2] * 20 + [0] * 7] * BATCH, jnp.int32)
     run = jax.jit(functools.partial(delta_rule, target=CPU, chunk=8))
-    taken = [arrays[name] for name in NAMES[:-1]]
-    whole, part = run(*taken, segments=segments), run(*(array[:, 13:33] for array in taken))
+    rows = DeltaInputs(*(arrays[name] for name in NAMES[:-1]))
+    whole, part = run(rows, segments=segments), run(DeltaInputs(*(array[:, 13:33] for array in rows)))
     assert difference(whole.y[:, 13:33], part.y) < TOLERANCE
     assert not np.asarray(whole.y[:, 33:]).any() and not np.asarray(whole.state).any()
 
@@ -143,29 +147,29 @@ def test_a_document_is_computed_as_if_alone():
 def test_maps_of_parts_compose(packed):
     """What devices do with the parts of a row."""
     arrays, segments = inputs(50), documents(50) if packed else None
-    taken = [arrays[name] for name in NAMES[1:-1]]
-    whole = delta_rule(arrays["q"], *taken, state=arrays["state"], segments=segments, target=CPU, chunk=16)
+    rows = DeltaInputs(*(arrays[name] for name in NAMES[:-1]))
+    full = delta_rule(rows, state=arrays["state"], segments=segments, target=CPU, chunk=16)
     state, cuts = arrays["state"], (0, 7, 23, 50)
     for low, high in itertools.pairwise(cuts):
         if segments is not None and low:
             goes_on = segments[:, low] == segments[:, low - 1]
             state = jnp.where(goes_on[:, None, None, None], state, 0.0)
         segment = None if segments is None else segments[:, low:high]
-        part = [array[:, low:high] for array in taken]
+        part = [array[:, low:high] for array in rows[1:]]
         change = delta_rule_map(*part, segments=segment, target=CPU, chunk=8)
         if segments is not None:
             state = jnp.where((segments[:, low] != 0)[:, None, None, None], state, 0.0)
         state = change.written + jnp.einsum("bhmn,bhnp->bhmp", change.transfer, state)
-    assert difference(state, whole.state) < TOLERANCE
+    assert difference(state, full.state) < TOLERANCE
 
 
 def test_sixteen_bits_are_computed_in_float32():
     """Inputs are exact, so that only the output is rounded, once."""
     arrays = inputs(48)
-    taken = [arrays[name].astype(jnp.bfloat16).astype(jnp.float32) for name in NAMES[:-1]]
-    narrow = [*(array.astype(jnp.bfloat16) for array in taken[:3]), *taken[3:]]
+    rounded = DeltaInputs(*(arrays[name].astype(jnp.bfloat16).astype(jnp.float32) for name in NAMES[:-1]))
+    narrow = DeltaInputs(*(array.astype(jnp.bfloat16) for array in rounded[:3]), *rounded[3:])
     run = jax.jit(functools.partial(delta_rule, target=CPU, chunk=16))
-    found, expected = run(*narrow), run(*taken)
+    found, expected = run(narrow), run(rounded)
     assert found.y.dtype == jnp.bfloat16 and found.state.dtype == jnp.float32
     np.testing.assert_array_equal(found.y, expected.y.astype(jnp.bfloat16))
     np.testing.assert_array_equal(found.state, expected.state)
@@ -173,7 +177,9 @@ def test_sixteen_bits_are_computed_in_float32():
 
 def test_nothing_is_kept_of_the_size_of_all_scores():
     arrays = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in inputs(1024).values()][:-1]
-    gradient = jax.grad(lambda *given: delta_rule(*given, target=CPU, chunk=32).y.sum(), argnums=range(5))
+    gradient = jax.grad(
+        lambda *arrays: delta_rule(DeltaInputs(*arrays), target=CPU, chunk=32).y.sum(), argnums=range(5)
+    )
     largest = max(v.aval.size for e in _equations(jax.make_jaxpr(gradient)(*arrays).jaxpr) for v in e.outvars)
     # v itself; all scores would be 1024 * 32 * 3 * 6.
     assert largest <= 1024 * BATCH * HEADS * VALUE_DIM
@@ -192,9 +198,9 @@ def test_refuses_what_it_cannot_do():
     arrays = inputs(8)
     q, k, v, decay, beta = (arrays[name] for name in NAMES[:-1])
     with pytest.raises(ValueError, match="heads=5 must be a multiple of key_heads=2"):
-        delta_rule(q, k, v[:, :, :5], decay[..., :5], beta[..., :5], target=CPU)
+        delta_rule(DeltaInputs(q, k, v[:, :, :5], decay[..., :5], beta[..., :5]), target=CPU)
     with pytest.raises(ValueError, match="chunk=0 must be at least 1"):
-        delta_rule(q, k, v, decay, beta, target=CPU, chunk=0)
+        delta_rule(DeltaInputs(q, k, v, decay, beta), target=CPU, chunk=0)
 
 
 @pytest.mark.parametrize("size", [1, 7, pytest.param(32, marks=FULL)])

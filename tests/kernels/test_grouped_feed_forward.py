@@ -46,9 +46,9 @@ def test_equals_each_expert_alone(gated, sizes):
     y = jnp.where(jnp.asarray(expert >= 0)[:, None], y, 0.0)
     gradients = chunked_feed_forward_gradients(jax.nn.silu, rows, weight, inner, matrices, groups, dy)
     expected, pull_plain = jax.vjp(lambda r, w, m: plain(r, w, m, expert), rows, weight, matrices)
-    found, wanted = (jax.tree.leaves((y, gradients)), jax.tree.leaves((expected, pull_plain(dy))))
-    assert len(found) == len(wanted) == (6 if gated else 5)
-    for a, b in zip(found, wanted):
+    actual, wanted = (jax.tree.leaves((y, gradients)), jax.tree.leaves((expected, pull_plain(dy))))
+    assert len(actual) == len(wanted) == (6 if gated else 5)
+    for a, b in zip(actual, wanted):
         used = np.asarray(expert >= 0) if a.shape[0] == groups.rows else slice(None)
         # Float32 sums of at most 36 products, three deep.
         np.testing.assert_allclose(a[used], b[used], atol=2e-6 * max(1.0, float(jnp.abs(b).max())))

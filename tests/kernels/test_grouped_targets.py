@@ -72,7 +72,7 @@ def compiled(target: str, dtype, rows: int, k: int, n: int):
     return programs, rows
 
 
-# From jax 0.12 on; see attention_gpu.
+# From jax 0.12 on; see kernels/attention/gpu.py.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     ("target", "dtype", "k", "call"),

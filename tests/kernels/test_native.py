@@ -47,8 +47,8 @@ def made(tmp_path_factory) -> Path:
 def test_a_torn_library_is_made_again(made):
     """As a power failure after the rename leaves it: empty, cut short, or of zeros. Each would end the process, if mapped."""
     [file] = (made / "panax" / "kernels").glob("*.so")
-    whole = file.read_bytes()
-    for torn in (b"", whole[:5000], bytes(len(whole))):
+    intact = file.read_bytes()
+    for torn in (b"", intact[:5000], bytes(len(intact))):
         file.write_bytes(torn)
         assert not is_intact(file)
     said = run(made)

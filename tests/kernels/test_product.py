@@ -42,11 +42,11 @@ def operands(equation, dtype):
 def test_a_product_is_einsum(equation, dtype, library):
     a, b = operands(equation, dtype)
     lowered = jax.jit(lambda a, b: product(equation, a, b, jnp.float32)).lower(a, b)
-    found = lowered.compile()(a, b)
+    result = lowered.compile()(a, b)
     wide = np.einsum(equation, np.asarray(a, np.float64), np.asarray(b, np.float64))
     terms = np.einsum(equation, np.abs(np.asarray(a, np.float64)), np.abs(np.asarray(b, np.float64)))
     summed = a.size * b.size // max(wide.size, 1)
-    np.testing.assert_array_less(np.abs(np.asarray(found) - wide), terms * ROUNDING * (2 + summed**0.5))
+    np.testing.assert_array_less(np.abs(np.asarray(result) - wide), terms * ROUNDING * (2 + summed**0.5))
     handed = "panax_product" in lowered.as_text()
     assert handed == (library != "xla" and _matrices(equation) is not None)
 
@@ -125,14 +125,14 @@ def test_a_bias_and_its_gradient(dtype, library):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_an_activation_and_its_derivative(name, dtype):
     """Against jax.nn's in float64; a bfloat16 result may be rounded once."""
-    own = {"silu": jax.nn.silu, "relu": jax.nn.relu, "relu_squared": lambda x: jax.nn.relu(x) ** 2}
-    own |= {f"gelu{tail}": lambda x, t=bool(tail): jax.nn.gelu(x, approximate=t) for tail in ("", "_tanh")}
+    activations = {"silu": jax.nn.silu, "relu": jax.nn.relu, "relu_squared": lambda x: jax.nn.relu(x) ** 2}
+    activations |= {f"gelu{tail}": lambda x, t=bool(tail): jax.nn.gelu(x, approximate=t) for tail in ("", "_tanh")}
     x = jnp.linspace(-6, 6, 401).astype(dtype)
     value, derivative = jax.vjp(ACTIVATIONS[name], x)
     (slope,) = derivative(jnp.ones_like(x))
     with jax.enable_x64(True):
         wide = jnp.asarray(np.asarray(x, np.float64))
-        expected, expected_slope = own[name](wide), jax.vmap(jax.grad(own[name]))(wide)
+        expected, expected_slope = activations[name](wide), jax.vmap(jax.grad(activations[name]))(wide)
     assert value.dtype == slope.dtype == dtype
     # 1 + erf and 1 + tanh, as PyTorch has them, lose what is below a rounding of 1; in the derivative that is multiplied by x, up
     # to 6, and by the slope inside the tanh, up to 5. XLA's tanh itself may be further from 1 than a rounding, by its emitter.

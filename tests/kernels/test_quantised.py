@@ -49,11 +49,11 @@ def numbers(format, shape, seed=0):
 def test_numbers_become_the_nearest_of_their_block(name):
     format = FORMATS[name]
     x = numbers(format, (6, 4, 64)) * np.float32(10.0) ** np.arange(-3, 3)[:, None, None].astype(np.float32)
-    found = QUANTIZE(jnp.asarray(x), format, (2, 16))
-    assert found.shape == x.shape and found.scales.shape == (6, 2, 4) and found.codes.dtype == format.dtype
-    assert found.nbytes == x.size // format.packed + 6 * 2 * 4 * 4
+    quantized = QUANTIZE(jnp.asarray(x), format, (2, 16))
+    assert quantized.shape == x.shape and quantized.scales.shape == (6, 2, 4) and quantized.codes.dtype == format.dtype
+    assert quantized.nbytes == x.size // format.packed + 6 * 2 * 4 * 4
     blocks = x.astype(np.float64).reshape(6, 2, 2, 4, 16).swapaxes(2, 3).reshape(6, 2, 4, 32)
-    back = np.asarray(BACK(found), np.float64).reshape(6, 2, 2, 4, 16).swapaxes(2, 3).reshape(6, 2, 4, 32)
+    back = np.asarray(BACK(quantized), np.float64).reshape(6, 2, 2, 4, 16).swapaxes(2, 3).reshape(6, 2, 4, 32)
     values = values_of(format)
     # A block's largest number, on either side, is what the outermost value on that side stands for.
     largest = np.maximum(

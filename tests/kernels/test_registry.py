@@ -52,15 +52,16 @@ def test_a_kernel_that_is_registered_is_chosen_where_it_is_fastest_and_can(own):
     assert choose("attention", CASE, H100, lacking={}).name == "cudnn"
     own(mine(limit=limit))
     assert choose("attention", CASE, H100, lacking={}).name == "mine"
-    found = choose("attention", CASE, GPU, lacking={})
-    assert found.name == "cudnn" and found.reason == "mine can't run here: it is for the H100, not for gpu"
+    choice = choose("attention", CASE, GPU, lacking={})
+    assert choice.name == "cudnn" and choice.reason == "mine can't run here: it is for the H100, not for gpu"
     assert choose("attention", CASE, Target("tpu")).name == "pallas"
 
 
 def test_two_kernels_share_a_name_only_on_different_platforms(own):
     own(mine())
     with pytest.raises(
-        ValueError, match="there is a kernel 'mine' for attention; choose another name, or replace=True"
+        ValueError,
+        match="a kernel named 'mine' is already registered for attention; choose another name, or pass replace=True",
     ):
         own(mine(platforms=("tpu", "gpu")))
     own(mine(platforms=("fakechip",)))
@@ -170,8 +171,8 @@ def test_a_step_is_lowered_for_a_chip_of_an_unknown_plug_in(fakechip, task, monk
     batch["row"] = jax.ShapeDtypeStruct((2,), jnp.int32)
 
     def loss(params, batch):
-        found = task.loss(params, state, batch, jax.random.key(0), True)
-        return sum(term.sum for term in found.losses.values())
+        evaluation = task.loss(params, state, batch, jax.random.key(0), True)
+        return sum(term.sum for term in evaluation.losses.values())
 
     with use_layout(Elsewhere.create(devices=jax.devices()[:1])):
         lowered = jax.jit(jax.grad(loss)).trace(params, batch).lower(lowering_platforms=("fakechip",))

@@ -11,7 +11,7 @@ from panax.core import Target
 from panax.kernels import causal_convolution as convolution_file
 from panax.kernels.causal_convolution import causal_convolution
 from panax.kernels.state_space.reference import reference_state_space_scan
-from panax.kernels.state_space.state_space import initial_state_output, state_space_scan
+from panax.kernels.state_space.state_space import ScanInputs, initial_state_output, state_space_scan
 
 CPU = Target("cpu")
 BATCH, HEADS, HEAD_DIM, GROUPS, STATE = 3, 6, 4, 2, 5
@@ -43,13 +43,13 @@ def documents(length: int) -> jax.Array:
 
 def chunked(chunk):
     def run(x, dt, a, b, c, state, segments):
-        return state_space_scan(x, dt, a, b, c, state=state, segments=segments, target=CPU, chunk=chunk)
+        return state_space_scan(ScanInputs(x, dt, a, b, c), state=state, segments=segments, target=CPU, chunk=chunk)
 
     return jax.jit(run)
 
 
 def defined(x, dt, a, b, c, state, segments):
-    return reference_state_space_scan(x, dt, a, b, c, state=state, segments=segments)
+    return reference_state_space_scan(ScanInputs(x, dt, a, b, c), state=state, segments=segments)
 
 
 def with_gradients(scan, arrays, segments, *, begins: bool):
@@ -59,14 +59,14 @@ def with_gradients(scan, arrays, segments, *, begins: bool):
     outputs = jax.eval_shape(defined, *arrays.values(), segments)
     weights = [jnp.asarray(generator.normal(size=out.shape), jnp.float32) for out in outputs]
 
-    def total(taken):
-        given = {**arrays, "state": None, **taken}
-        found = scan(*(given[name] for name in NAMES), segments)
-        return sum(jnp.vdot(w, out.astype(jnp.float32)) for w, out in zip(weights, found)), found
+    def total(differentiated):
+        arguments = {**arrays, "state": None, **differentiated}
+        params = scan(*(arguments[name] for name in NAMES), segments)
+        return sum(jnp.vdot(w, out.astype(jnp.float32)) for w, out in zip(weights, params)), params
 
     run = jax.jit(jax.value_and_grad(total, has_aux=True))
-    (_, found), gradients = run({name: arrays[name] for name in names})
-    return {**found._asdict(), **{f"d_{name}": gradient for name, gradient in gradients.items()}}
+    (_, params), gradients = run({name: arrays[name] for name in names})
+    return {**params._asdict(), **{f"d_{name}": gradient for name, gradient in gradients.items()}}
 
 
 def difference(actual, expected) -> float:
@@ -88,14 +88,12 @@ def test_equals_the_definition(length, chunk, packed, begins):
 
 def test_a_document_is_scanned_as_if_alone():
     arrays, segments = inputs(40), jnp.asarray([[1] * 13 + [2] * 20 + [0] * 7] * BATCH, jnp.int32)
-    whole = chunked(8)(**{**arrays, "state": None}, segments=segments)
+    full = chunked(8)(**{**arrays, "state": None}, segments=segments)
     alone = {name: arrays[name][:, 13:33] if arrays[name].ndim > 1 else arrays[name] for name in NAMES[:-1]}
     part = chunked(8)(**alone, state=None, segments=None)
-    np.testing.assert_allclose(whole.y[:, 13:33], part.y, rtol=0, atol=TOLERANCE * float(jnp.abs(part.y).max()))
+    np.testing.assert_allclose(full.y[:, 13:33], part.y, rtol=0, atol=TOLERANCE * float(jnp.abs(part.y).max()))
     assert (
-        not np.asarray(whole.y[:, 33:]).any()
-        and not np.asarray(whole.state).any()
-        and not np.asarray(whole.decay).any()
+        not np.asarray(full.y[:, 33:]).any() and not np.asarray(full.state).any() and not np.asarray(full.decay).any()
     )
 
 
@@ -103,7 +101,7 @@ def test_a_document_is_scanned_as_if_alone():
 def test_states_pass_between_parts_of_a_row(packed):
     """Scanned in two parts, and the second corrected by what the first one left: what devices do."""
     arrays, segments = inputs(50), documents(50) if packed else None
-    whole = chunked(16)(**{**arrays, "state": None}, segments=segments)
+    full = chunked(16)(**{**arrays, "state": None}, segments=segments)
     cut = 23
 
     def part(where):
@@ -117,8 +115,8 @@ def test_states_pass_between_parts_of_a_row(packed):
     goes_on = jnp.ones(BATCH, bool) if segments is None else segments[:, cut] == segments[:, cut - 1]
     passed = jnp.where(goes_on[:, None, None, None], left.state, 0.0)
     extra = initial_state_output(second["dt"], second["a"], second["c"], passed, second["segments"])
-    assert difference(jnp.concatenate([left.y, right.y + extra], axis=1), whole.y) < TOLERANCE
-    assert difference(right.state + right.decay[..., None, None] * passed, whole.state) < TOLERANCE
+    assert difference(jnp.concatenate([left.y, right.y + extra], axis=1), full.y) < TOLERANCE
+    assert difference(right.state + right.decay[..., None, None] * passed, full.state) < TOLERANCE
 
 
 def test_sixteen_bits_lose_a_few_roundings():
@@ -156,7 +154,8 @@ def _equations(jaxpr):
 def test_refuses_what_it_cannot_do():
     arrays = inputs(8)
     with pytest.raises(ValueError, match="heads=6 must be a multiple of groups=4"):
-        state_space_scan(*(arrays[n] for n in ["x", "dt", "a"]), *[jnp.ones((BATCH, 8, 4, STATE))] * 2, target=CPU)
+        ungrouped = jnp.ones((BATCH, 8, 4, STATE))
+        state_space_scan(ScanInputs(arrays["x"], arrays["dt"], arrays["a"], ungrouped, ungrouped), target=CPU)
     with pytest.raises(ValueError, match="chunk=0 must be at least 1"):
         chunked(0)(**arrays, segments=None)
 
@@ -181,9 +180,9 @@ def test_convolves_each_document_by_itself_and_goes_on_from_a_tail():
         *(jnp.asarray(v) for v in (x[:, cut:], w, x[:, cut - 3 : cut], segments[:, cut:], segments[:, cut - 3 : cut]))
     )
     np.testing.assert_allclose(rest, expected[:, cut:], atol=1e-6)
-    whole = causal_convolution(jnp.asarray(x), jnp.asarray(w))
+    full = causal_convolution(jnp.asarray(x), jnp.asarray(w))
     tail = causal_convolution(jnp.asarray(x[:, cut:]), jnp.asarray(w), jnp.asarray(x[:, cut - 3 : cut]))
-    np.testing.assert_allclose(tail, whole[:, cut:], atol=1e-6)
+    np.testing.assert_allclose(tail, full[:, cut:], atol=1e-6)
 
 
 def test_docstring_examples():

@@ -89,10 +89,10 @@ def test_equals_transformers_with_all_gradients(key_heads, key_dim):
     theirs.load_state_dict({name: torch.tensor(value.copy()) for name, value in to_torch(ours).items()})
     x, cotangent = rows(2, 75), rows(2, 75, seed=1)
 
-    taken = torch.tensor(np.asarray(x), requires_grad=True)
-    expected = theirs(taken)
+    tensor = torch.tensor(np.asarray(x), requires_grad=True)
+    expected = theirs(tensor)
     expected.backward(torch.tensor(np.asarray(cotangent)))
-    found, pull = jax.vjp(mix, ours, x)
+    result, pull = jax.vjp(mix, ours, x)
     d_ours, d_x = pull(cotangent)
 
     # Float32 sums in another order: a gradient of a weight adds 150 positions' terms, each of some roundings of 6e-8.
@@ -100,8 +100,8 @@ def test_equals_transformers_with_all_gradients(key_heads, key_dim):
         wanted = wanted.detach().numpy()
         assert np.linalg.norm(np.asarray(actual) - wanted) < 5e-6 * np.linalg.norm(wanted), name
 
-    assert_near(found, expected, "y")
-    assert_near(d_x, taken.grad, "x")
+    assert_near(result, expected, "y")
+    assert_near(d_x, tensor.grad, "x")
     gradients = to_torch(d_ours)
     assert gradients.keys() == dict(theirs.named_parameters()).keys()
     for name, parameter in theirs.named_parameters():
@@ -141,15 +141,15 @@ def test_documents_are_mixed_each_by_itself():
 @pytest.mark.parametrize("parts", [(7, 1, 4), pytest.param((1,) * 12, marks=pytest.mark.full)], ids=str)
 def test_extended_is_as_mixed_at_once(parts):
     x, mixer = rows(2, 12), layer()
-    cache, found, start = mixer.empty_cache(2, 12, jnp.float32), [], 0
+    cache, result, start = mixer.empty_cache(2, 12, jnp.float32), [], 0
     extend = jax.jit(DeltaNet.extend)
     for count in parts:
         at = jnp.broadcast_to(jnp.arange(start, start + count)[None], (2, count))
         part, cache = extend(mixer, x[:, start : start + count], at, cache, jnp.int32(start))
-        found.append(part)
+        result.append(part)
         start += count
     # Float32 sums in another order.
-    np.testing.assert_allclose(jnp.concatenate(found, axis=1), mix(mixer, x), atol=2e-6)
+    np.testing.assert_allclose(jnp.concatenate(result, axis=1), mix(mixer, x), atol=2e-6)
 
 
 def test_a_cache_of_stacked_layers_is_stacked():

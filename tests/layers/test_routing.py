@@ -131,16 +131,16 @@ def test_capacity_takes_the_first_of_each_row_and_counts_the_rest():
     moe = MoE(experts=EXPERTS, active=2, capacity=0.5)
     free, _, _ = routed(dataclasses.replace(moe, capacity=None))
     assigned, terms, _ = routed(moe)
-    most = moe.row_capacity(LENGTH)
-    assert most == 3
+    capacity = moe.row_capacity(LENGTH)
+    assert capacity == 3
     dropped = 0
     for row in range(BATCH):
-        taken = dict.fromkeys(range(EXPERTS), 0)
+        load = dict.fromkeys(range(EXPERTS), 0)
         for wanted, got in zip(np.asarray(free.expert)[row], np.asarray(assigned.expert)[row]):
-            taken[int(wanted)] += 1
-            kept = taken[int(wanted)] <= most
-            assert got == (wanted if kept else EXPERTS)
-            dropped += not kept
+            load[int(wanted)] += 1
+            accepted = load[int(wanted)] <= capacity
+            assert got == (wanted if accepted else EXPERTS)
+            dropped += not accepted
     assert float(terms.dropped) == dropped > 0
     np.testing.assert_array_equal(terms.load[0], np.bincount(np.asarray(free.expert).ravel(), minlength=EXPERTS))
 

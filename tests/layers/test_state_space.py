@@ -96,10 +96,10 @@ def test_equals_transformers_with_all_gradients(groups, conv_bias):
     theirs.load_state_dict(state)
     x, cotangent = rows(2, 37), rows(2, 37, seed=1)
 
-    taken = torch.tensor(np.asarray(x), requires_grad=True)
-    expected = theirs(taken)
+    tensor = torch.tensor(np.asarray(x), requires_grad=True)
+    expected = theirs(tensor)
     expected.backward(torch.tensor(np.asarray(cotangent)))
-    found, pull = jax.vjp(mix, ours, x)
+    result, pull = jax.vjp(mix, ours, x)
     d_ours, d_x = pull(cotangent)
 
     # Float32 sums in another order: a gradient of a weight adds 74 positions' terms, each of a few roundings of 6e-8.
@@ -107,8 +107,8 @@ def test_equals_transformers_with_all_gradients(groups, conv_bias):
         wanted = wanted.detach().numpy()
         assert np.linalg.norm(np.asarray(actual) - wanted) < 5e-6 * np.linalg.norm(wanted), name
 
-    assert_near(found, expected, "y")
-    assert_near(d_x, taken.grad, "x")
+    assert_near(result, expected, "y")
+    assert_near(d_x, tensor.grad, "x")
     gradients = to_torch(d_ours)
     assert gradients.keys() == dict(theirs.named_parameters()).keys()
     for name, parameter in theirs.named_parameters():
@@ -155,17 +155,17 @@ def test_documents_are_mixed_each_by_itself():
 @pytest.mark.parametrize("parts", [(1,) * 12, (7, 1, 4), (2, 10)], ids=str)
 def test_extended_is_as_mixed_at_once(parts):
     x, mixer = rows(2, 12), layer()
-    cache, found, start = mixer.empty_cache(2, 12, jnp.float32), [], 0
+    cache, result, start = mixer.empty_cache(2, 12, jnp.float32), [], 0
     extend = jax.jit(StateSpace.extend)
     for count in parts:
         at = jnp.arange(start, start + count)
         part, cache = extend(
             mixer, x[:, start : start + count], jnp.broadcast_to(at[None], (2, count)), cache, jnp.int32(start)
         )
-        found.append(part)
+        result.append(part)
         start += count
     # Float32 sums in another order.
-    np.testing.assert_allclose(jnp.concatenate(found, axis=1), mix(mixer, x), atol=1e-6)
+    np.testing.assert_allclose(jnp.concatenate(result, axis=1), mix(mixer, x), atol=1e-6)
 
 
 def test_a_cache_of_stacked_layers_is_stacked():

@@ -259,7 +259,7 @@ def test_energy_is_that_of_each_interval(tmp_path, clock):
 
 
 def test_counters_of_packages_go_on_beyond_their_range(tmp_path):
-    for name, label, now in (
+    for name, label, current in (
         ("intel-rapl:0", "package-0", 900),
         ("intel-rapl:0:0", "core", 5),
         ("intel-rapl:1", "psys", 7),
@@ -267,7 +267,7 @@ def test_counters_of_packages_go_on_beyond_their_range(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "name").write_text(f"{label}\n")
         (tmp_path / name / "max_energy_range_uj").write_text("1000000\n")
-        (tmp_path / name / "energy_uj").write_text(f"{now}000\n")
+        (tmp_path / name / "energy_uj").write_text(f"{current}000\n")
     meter = _of_packages(tmp_path)
     assert meter is not None
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("100000\n")

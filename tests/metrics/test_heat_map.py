@@ -46,15 +46,15 @@ def test_the_heat_map_has_a_cell_for_each_layer_and_expert(layers, experts):
     white, blue, red = (drawn(np.full((layers, experts), load), numbers) for load in (1.0, 0.0, 2.0))
     assert white.shape == blue.shape == red.shape
     cells = (white != blue).any(axis=-1)
-    most = np.argwhere(cells)
-    height, width = most.max(axis=0) - most.min(axis=0) + 1
+    filled = np.argwhere(cells)
+    height, width = filled.max(axis=0) - filled.min(axis=0) + 1
     assert height >= 4 * layers - 1 and width >= 4 * experts - 1
     assert count(blue, (33, 102, 172)) > count(white, (33, 102, 172))
     assert count(red, (178, 24, 43)) > count(white, (178, 24, 43))
     one = np.full((layers, experts), 1.0)
     one[-1, -1] = 2.0
     changed = np.argwhere((drawn(one, numbers) != white).any(axis=-1))
-    assert (changed.max(axis=0) == most.max(axis=0)).all(), "the last layer's last expert is not below and right"
+    assert (changed.max(axis=0) == filled.max(axis=0)).all(), "the last layer's last expert is not below and right"
     assert (np.ptp(changed, axis=0) <= 36).all()
 
 

@@ -15,7 +15,7 @@ from panax.metrics import BackgroundReporter, JsonlTracker, TensorBoardTracker, 
 
 def test_a_place_that_blocks_holds_nothing_up():
     free, said = threading.Event(), []
-    lane = BackgroundReporter("tape", said.append, most_waiting=3, close_seconds=0.1)
+    lane = BackgroundReporter("tape", said.append, max_waiting=3, close_seconds=0.1)
     started = time.monotonic()
     for _ in range(1000):
         lane.put(free.wait)
@@ -27,12 +27,12 @@ def test_a_place_that_blocks_holds_nothing_up():
 
 
 def test_a_failure_is_one_warning_and_what_follows_is_written():
-    said, kept, broken = [], [], [True]
+    said, recorded, broken = [], [], [True]
 
     def keep(value):
         if broken:
             raise OSError(28, "No space left on device", "metrics.jsonl")
-        kept.append(value)
+        recorded.append(value)
 
     lane = BackgroundReporter("metrics.jsonl", said.append)
     for number in range(5):
@@ -43,7 +43,7 @@ def test_a_failure_is_one_warning_and_what_follows_is_written():
     broken.clear()
     lane.put(keep, 5)
     lane.close()
-    assert kept == [5]
+    assert recorded == [5]
     assert len(said) == 1 and said[0].startswith(
         "warning: metrics.jsonl can't be written, and training continues without it: "
     )
@@ -62,15 +62,15 @@ def test_a_tracker_of_ones_own_that_raises_ends_nothing():
         def record(self, step, values):
             self.steps.append(step)
 
-    said, kept = [], Kept()
+    said, recorded = [], Kept()
     lanes = [BackgroundReporter(name, said.append) for name in ("broken", "kept")]
-    trackers = Trackers(zip((Broken(), kept), lanes))
+    trackers = Trackers(zip((Broken(), recorded), lanes))
     for step in range(3):
         trackers.record(step, {"train/loss": 1.0})
     trackers.close()
     for lane in lanes:
         lane.close()
-    assert kept.steps == [0, 1, 2]
+    assert recorded.steps == [0, 1, 2]
     assert said == ["warning: broken can't be written, and training continues without it: RuntimeError: no server"]
 
 
@@ -111,11 +111,11 @@ def test_a_full_disk_under_tensorboard_loses_only_what_was_not_written(tmp_path,
     full(None)
     tracker.record(3, {"train/loss": 3.0})
     tracker.close()
-    found = [event for file in (tmp_path / "train").iterdir() for event in events_in(file.read_bytes())]
-    assert sorted((event.step, event.summary.value[0].simple_value) for event in found if event.summary.value) == [
+    events = [event for file in (tmp_path / "train").iterdir() for event in events_in(file.read_bytes())]
+    assert sorted((event.step, event.summary.value[0].simple_value) for event in events if event.summary.value) == [
         (1, 1.0), (3, 3.0),
     ]  # fmt: skip
-    assert sum(event.HasField("session_log") for event in found) == 1
+    assert sum(event.HasField("session_log") for event in events) == 1
 
 
 def events_in(data):

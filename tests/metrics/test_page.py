@@ -50,13 +50,13 @@ class Balanced(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
+        attribute = dict(attributes)
         self.tags.append(tag)
-        self.ids += [found["id"]] if "id" in found else []
+        self.ids += [attribute["id"]] if "id" in attribute else []
         if tag == "a":
-            self.links.append(found["href"])
+            self.links.append(attribute["href"])
         else:
-            self.fetched += [found[name] for name in ("src", "href") if name in found]
+            self.fetched += [attribute[name] for name in ("src", "href") if name in attribute]
         if tag not in VOID:
             self.open.append(tag)
 
@@ -111,10 +111,10 @@ def test_thinning_keeps_extremes_ends_and_gaps():
     values[[123, 77_777]] = 9.0, -9.0
     values[50_000:50_010] = np.nan
     points = np.stack([np.arange(100_000.0), values], axis=1)
-    kept = thin_points(points, 400)
-    assert len(kept) < 1300 and np.isnan(kept[:, 1]).sum() >= 1
-    assert {0.0, 123.0, 77_777.0, 99_999.0} <= set(kept[:, 0].tolist())
-    assert (np.diff(kept[:, 0]) > 0).all()
+    thinned = thin_points(points, 400)
+    assert len(thinned) < 1300 and np.isnan(thinned[:, 1]).sum() >= 1
+    assert {0.0, 123.0, 77_777.0, 99_999.0} <= set(thinned[:, 0].tolist())
+    assert (np.diff(thinned[:, 0]) > 0).all()
     assert thin_points(points[:300], 400) is not None and len(thin_points(points[:300], 400)) == 300
 
 

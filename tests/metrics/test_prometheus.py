@@ -22,12 +22,12 @@ def read(tracker: PrometheusTracker) -> dict[tuple[str, ...], float]:
     assert address == "127.0.0.1"
     with urllib.request.urlopen(f"http://{address}:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
-    found = {}
+    samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             assert sample.labels.pop("run") == "digits"
-            found[sample.name, *sample.labels.values()] = sample.value
-    return found
+            samples[sample.name, *sample.labels.values()] = sample.value
+    return samples
 
 
 def test_the_newest_value_of_each_figure_until_the_run_ends():
@@ -35,9 +35,9 @@ def test_the_newest_value_of_each_figure_until_the_run_ends():
     tracker.about(FACTS)
     tracker.record(10, {"train/loss": 2.5, "goodput/data_wait_seconds": 4.0, "goodput/fraction": 0.5})
     tracker.record(20, {"train/loss": float("inf"), "goodput/data_wait_seconds": 5.0, "goodput/training_seconds": 9.0})
-    found = read(tracker)
-    assert found.pop(("panax_train_loss",)) != 2.5
-    assert found == {
+    samples = read(tracker)
+    assert samples.pop(("panax_train_loss",)) != 2.5
+    assert samples == {
         ("panax_step",): 20, ("panax_run_seconds", "data wait"): 5.0, ("panax_run_seconds", "training"): 9.0,
         ("panax_goodput_fraction",): 0.5,
     }  # fmt: skip

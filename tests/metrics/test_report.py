@@ -44,9 +44,9 @@ def text_of(page: Path) -> str:
 
 
 def test_every_incident_is_there_with_its_cause_and_cost(failed_twice):
-    found = compute_figures(read_run(failed_twice))
-    assert [mishap.cause for mishap in found.mishaps] == ["lost host", "no message"]
-    lost, died = found.mishaps
+    figures = compute_figures(read_run(failed_twice))
+    assert [mishap.cause for mishap in figures.mishaps] == ["lost host", "no message"]
+    lost, died = figures.mishaps
     # 5 s of lost work on 4 devices, then 10 s of restarting, which the next session counts, on 2.
     assert (lost.lost_steps, lost.lost_seconds, lost.restart_seconds) == (5, 5.0, 10.0)
     assert lost.device_hours == pytest.approx((5 * 4 + 10 * 2) / 3600)
@@ -81,11 +81,11 @@ def test_failures_before_the_run_had_begun_its_ledger_have_a_cost_too(tmp_path):
     failures = enumerate(((2, -1), (6, -1), (30, 10), (34, -1)), start=1)
     incidents = [{"attempt": attempt, "at": BEGAN + at, "step": step, **killed} for attempt, (at, step) in failures]
     write_lines(tmp_path / "job/incidents.jsonl", incidents)
-    found = compute_figures(read_run(tmp_path)).mishaps
-    assert [mishap.restart_seconds for mishap in found] == pytest.approx([18.0, 14.0, 10.0, 6.0])
-    assert [mishap.lost_steps for mishap in found] == [0, 0, 5, 0]
+    figures = compute_figures(read_run(tmp_path)).mishaps
+    assert [mishap.restart_seconds for mishap in figures] == pytest.approx([18.0, 14.0, 10.0, 6.0])
+    assert [mishap.lost_steps for mishap in figures] == [0, 0, 5, 0]
     # What two of them waited for is booked once: 4 s, 14 s, 5 s of lost work and 4 s, 6 s.
-    assert [mishap.device_hours * 3600 / 4 for mishap in found] == pytest.approx([4.0, 14.0, 9.0, 6.0])
+    assert [mishap.device_hours * 3600 / 4 for mishap in figures] == pytest.approx([4.0, 14.0, 9.0, 6.0])
 
 
 def test_the_top_says_what_matters(failed_twice):

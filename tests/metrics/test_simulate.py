@@ -36,13 +36,17 @@ def failed_twice(tmp_path) -> Path:
 
 
 def test_stage_times_are_those_of_the_run(failed_twice):
-    found = read_stage_times(failed_twice)
+    stage_times = read_stage_times(failed_twice)
     # 15 steps of the first session count, 10 of the second, 15 of the third.
-    assert found.times["step"] == pytest.approx((15 + 10 + 14.5) / 40)
+    assert stage_times.times["step"] == pytest.approx((15 + 10 + 14.5) / 40)
     phases = {"detect": 1.0, "teardown": 2.0, "restart": 3.0, "restore": 4.0, "first_step": 5.0}
-    assert {name: found.times[name] for name in phases} == phases
-    assert found.times["every"] == 5 and found.times["measured_devices"] == 4 and found.times["stall"] == 0
-    assert found.sources["restore"] == "job/incidents.jsonl, mean of 1"
+    assert {name: stage_times.times[name] for name in phases} == phases
+    assert (
+        stage_times.times["every"] == 5
+        and stage_times.times["measured_devices"] == 4
+        and stage_times.times["stall"] == 0
+    )
+    assert stage_times.sources["restore"] == "job/incidents.jsonl, mean of 1"
     result = panax.simulate(failed_twice, devices=16384, stall=0.5, lives=2)
     assert result.stages.restore == 4.0 and result.sources["stall"] == "given" and result.now.every == 5
     assert any("on 16,384 devices as on the 4 that were measured" in said for said in result.assumptions)
@@ -70,10 +74,10 @@ def test_of_a_run_that_never_failed_recovery_is_assumed_and_said_to_be(tmp_path)
     write_metrics(tmp_path, 10)
     write_lines(tmp_path / "goodput.jsonl", [interval(1, 0, 1, 0, "start"), interval(1, 1, 11, 10, end="done")])
     write_lines(tmp_path / "sessions.jsonl", [session(1, 0, **SETTINGS)])
-    found = panax.simulate(tmp_path, devices=64, lives=2, detect=7.0)
-    assert (found.stages.detect, found.stages.teardown, found.stages.restore) == (7.0, 10.0, 60.0)
-    assert found.sources["detect"] == "given" and found.sources["restore"] == "assumed"
-    assert any("--teardown, --restart, --restore, --first-step are assumed" in said for said in found.assumptions)
+    simulation = panax.simulate(tmp_path, devices=64, lives=2, detect=7.0)
+    assert (simulation.stages.detect, simulation.stages.teardown, simulation.stages.restore) == (7.0, 10.0, 60.0)
+    assert simulation.sources["detect"] == "given" and simulation.sources["restore"] == "assumed"
+    assert any("--teardown, --restart, --restore, --first-step are assumed" in said for said in simulation.assumptions)
     recovery = {name: GIVEN[name] for name in ("detect", "teardown", "restart", "restore", "first_step")}
     told = panax.simulate(tmp_path, devices=64, lives=2, **recovery, stall=1.0)
     assert told.stages.step == pytest.approx(1.0) and not any("are assumed; give" in said for said in told.assumptions)
@@ -99,8 +103,8 @@ def test_whatever_values_the_files_hold_is_taken_or_left_out(failed_twice, value
         rows = [json.loads(line) for line in (failed_twice / name).read_text().splitlines()]
         rows[-1] |= {key: value for key in ("settings", "devices", "detect", "restart", "restore") if key in rows[-1]}
         write_lines(failed_twice / name, rows)
-    found = dict(read_stage_times(failed_twice).times)
-    times = {name: seconds for name, seconds in GIVEN.items() if not found.get(name, -1) >= 0}
+    result = dict(read_stage_times(failed_twice).times)
+    times = {name: seconds for name, seconds in GIVEN.items() if not result.get(name, -1) >= 0}
     if value == -1:
         with pytest.raises(RecipeError, match="detect=-1: expected a number from 0"):
             panax.simulate(failed_twice, devices=64, **{"every": 5, "stall": 1.0})
@@ -109,14 +113,14 @@ def test_whatever_values_the_files_hold_is_taken_or_left_out(failed_twice, value
 
 
 def test_mistakes_are_one_message(tmp_path, capsys):
-    for given, said in (
+    for inputs, said in (
         ({"stal": 1.0}, "unknown stage time 'stal'; did you mean 'stall'"),
         ({"lives": 1}, "lives=1: expected a whole number from 2"),
         ({"days": 0.001}, "a checkpoint comes after 0.007 days"),
         ({"step": 0.0}, "step=0: expected a number above 0"),
     ):
         with pytest.raises(RecipeError, match=said):
-            panax.simulate(devices=64, **{**GIVEN, **given})
+            panax.simulate(devices=64, **{**GIVEN, **inputs})
     with pytest.raises(RecipeError, match="expected these stage times: step, every, stall"):
         panax.simulate(devices=64)
     with pytest.raises(DataError, match="is a folder"):
@@ -153,8 +157,8 @@ def test_the_page_is_whole_and_the_command_needs_no_jax(failed_twice, tmp_path):
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["stages"]["restart"] == 3.0 and found["by_devices"][-1]["now"]["devices"] == 131072
-    assert sum(found["now"]["shares"].values()) == pytest.approx(1)
+    result = json.loads(done.stdout)
+    assert result["stages"]["restart"] == 3.0 and result["by_devices"][-1]["now"]["devices"] == 131072
+    assert sum(result["now"]["shares"].values()) == pytest.approx(1)
     shape = Balanced(place.read_text(encoding="utf-8"))
     assert shape.fetched == [] and shape.tags.count("figure") == 3

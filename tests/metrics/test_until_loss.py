@@ -13,20 +13,20 @@ from panax.core.errors import DataError, RecipeError
 def test_steps_samples_time_and_cost_of_a_run_that_failed_twice(tmp_path):
     write_failed_twice(tmp_path / "a")
     # Held-out losses of 0.55, 0.275, 0.1833, 0.1375 at steps 10, 20, 30, 40.
-    [found] = panax.time_to_loss(tmp_path / "a", loss=0.2, price_per_hour=3.0)
-    assert (found.step, found.unit, found.note) == (30, "tokens", "")
-    assert found.loss == pytest.approx(5.5 / 30)
+    [outcome] = panax.time_to_loss(tmp_path / "a", loss=0.2, price_per_hour=3.0)
+    assert (outcome.step, outcome.unit, outcome.note) == (30, "tokens", "")
+    assert outcome.loss == pytest.approx(5.5 / 30)
     # A line a step: 1000 + its number tokens a second, half a second each.
-    assert found.units == pytest.approx(sum((1000 + step) * 0.5 for step in range(1, 31)))
+    assert outcome.units == pytest.approx(sum((1000 + step) * 0.5 for step in range(1, 31)))
     # Step 30 was taken last in the third session, a third of the way from 65.5 (step 25) to 80 (step 40); nobody was at it
     # from 55 to 65 but the devices waited, of which there were 4, 2 and 4.
     at = 65.5 + 14.5 / 3
-    assert found.seconds == pytest.approx(at)
+    assert outcome.seconds == pytest.approx(at)
     hours = (30 * 4 + (65 - 30) * 2 + (at - 65) * 4) / 3600
-    assert found.device_hours == pytest.approx(hours)
-    assert found.cost == pytest.approx(3.0 * hours)
-    whole = panax.time_to_loss(tmp_path / "a", loss=0.1375)[0]
-    assert whole.step == 40 and whole.seconds == pytest.approx(80) and whole.cost is None
+    assert outcome.device_hours == pytest.approx(hours)
+    assert outcome.cost == pytest.approx(3.0 * hours)
+    race = panax.time_to_loss(tmp_path / "a", loss=0.1375)[0]
+    assert race.step == 40 and race.seconds == pytest.approx(80) and race.cost is None
 
 
 def test_between_evaluations_only_where_that_is_said(tmp_path):

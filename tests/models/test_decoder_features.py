@@ -85,13 +85,13 @@ def test_scalings_by_hand() -> None:
 def test_norms_of_heads_by_hand() -> None:
     rng = np.random.default_rng(0)
     x, scale = rng.normal(size=(2, 3, 4, 8)).astype(np.float32), rng.normal(size=(4, 8)).astype(np.float32)
-    whole = x / np.sqrt((x**2).mean(axis=(-2, -1), keepdims=True) + 1e-6) * scale
-    found = normalize_heads(jnp.asarray(x), jnp.asarray(scale), "heads", "rms", 1e-6, "all_heads")
-    np.testing.assert_allclose(found, whole, rtol=1e-5)
+    complete = x / np.sqrt((x**2).mean(axis=(-2, -1), keepdims=True) + 1e-6) * scale
+    normalized = normalize_heads(jnp.asarray(x), jnp.asarray(scale), "heads", "rms", 1e-6, "all_heads")
+    np.testing.assert_allclose(normalized, complete, rtol=1e-5)
     centered = x - x.mean(axis=-1, keepdims=True)
     each = centered / np.sqrt((centered**2).mean(axis=-1, keepdims=True) + 1e-6) * scale
-    found = normalize_heads(jnp.asarray(x), jnp.asarray(scale), "heads", "layer", 1e-6, "own_head")
-    np.testing.assert_allclose(found, each, rtol=1e-4, atol=1e-5)
+    normalized = normalize_heads(jnp.asarray(x), jnp.asarray(scale), "heads", "layer", 1e-6, "own_head")
+    np.testing.assert_allclose(normalized, each, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_generation_takes_what_the_whole_pass_finds_likeliest(name: str) -> None
     # Weights as drawn repeat the last token: larger ones tell the positions apart.
     model = jax.tree.map(lambda x: x * 3.0 if x.ndim > 2 else x, model)
     prompt = jnp.asarray(np.random.default_rng(0).integers(0, 96, (2, 9)), jnp.int32)
-    found = sample(model, prompt, 8, jax.random.key(0), temperature=0.0)
-    whole = jnp.concatenate([prompt, found], axis=1)
-    position = jnp.broadcast_to(jnp.arange(whole.shape[1]), whole.shape)
-    hidden, _ = jax.jit(lambda model, tokens: model(tokens, Context(position), dtype=jnp.float32))(model, whole)
+    sampled = sample(model, prompt, 8, jax.random.key(0), temperature=0.0)
+    complete = jnp.concatenate([prompt, sampled], axis=1)
+    position = jnp.broadcast_to(jnp.arange(complete.shape[1]), complete.shape)
+    hidden, _ = jax.jit(lambda model, tokens: model(tokens, Context(position), dtype=jnp.float32))(model, complete)
     logits = compute_logits(model, hidden)
-    np.testing.assert_array_equal(found, logits.argmax(-1)[:, 8:-1])
-    assert len(np.unique(found)) > 2
+    np.testing.assert_array_equal(sampled, logits.argmax(-1)[:, 8:-1])
+    assert len(np.unique(sampled)) > 2

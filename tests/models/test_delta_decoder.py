@@ -85,6 +85,6 @@ def test_the_walk_knows_all_that_a_step_does() -> None:
     )
     cost = walk_step(step, tiny.batch(rows=8))
     assert cost.unknown == ()
-    own = DecoderTask(model=model).flops_per_token(tiny.LENGTH) * tiny.batch(rows=8)["tokens"].size
+    flops_without_mixture = DecoderTask(model=model).flops_per_token(tiny.LENGTH) * tiny.batch(rows=8)["tokens"].size
     # Of all devices: the model's own products, and what chunks of tiny states compute besides.
-    assert own < 8 * cost.work.flops < 4 * own
+    assert flops_without_mixture < 8 * cost.work.flops < 4 * flops_without_mixture

@@ -46,9 +46,9 @@ def test_the_cache_holds_latents_alone_and_gives_the_whole_pass(options):
         out, cache = extend(x[:, start:stop], position[:, start:stop], cache, jnp.int32(start))
         parts.append(out)
         start = stop
-    whole = jax.jit(lambda x: attention(x, position, None))(x)[:, :start]
+    full_pass = jax.jit(lambda x: attention(x, position, None))(x)[:, :start]
     # The same sums of at most 32 float32 terms, in another order.
-    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), full_pass, rtol=1e-4, atol=1e-5)
 
 
 def test_yarn_keeps_fast_pairs_and_divides_slow_ones():

@@ -103,8 +103,8 @@ def trained(task: DecoderTask, key: jax.Array) -> tuple[jax.Array, Any, Any]:
     }
     params, state = task.init(key)
     micro_batches = jax.tree.map(lambda leaf: leaf[None], batch)
-    found = task.gradients(params, state, micro_batches, key, jax.tree.map(lambda leaf: True, params))
-    return task.loss(params, state, batch, key, True).losses["cross_entropy"].mean, found.gradients, found.state
+    gradients = task.gradients(params, state, micro_batches, key, jax.tree.map(lambda leaf: True, params))
+    return task.loss(params, state, batch, key, True).losses["cross_entropy"].mean, gradients.gradients, gradients.state
 
 
 @pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 80), marks=pytest.mark.slow)], ids=["few", "many"])

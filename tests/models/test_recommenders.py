@@ -67,9 +67,9 @@ def test_the_area_is_scikit_learns_within_its_bound():
         halves = [
             RocHistogram.of(score[half], label[half], mask[half], bins) for half in (slice(9000), slice(9000, None))
         ]
-        found = merge_measures({"auc": halves[0]}, {"auc": halves[1]})["auc"].statistics()
-        error = abs(found[""] - roc_auc_score(label, np.asarray(score), sample_weight=mask))
-        assert error <= found["_error_bound"] < (0.05 if bins == 16 else 1e-4)
+        statistics = merge_measures({"auc": halves[0]}, {"auc": halves[1]})["auc"].statistics()
+        error = abs(statistics[""] - roc_auc_score(label, np.asarray(score), sample_weight=mask))
+        assert error <= statistics["_error_bound"] < (0.05 if bins == 16 else 1e-4)
     # Sixteen bins are wrong by something, or the bound would say nothing.
     nobody = RocHistogram.of(score[:3], jnp.ones(3), jnp.ones(3), 8).statistics()
     assert np.isnan(nobody[""])
@@ -82,13 +82,13 @@ def test_the_area_counts_each_example_by_its_weight():
     label = rng.integers(0, 2, 5000)
     weight = np.where(label == 1, 1.0, rng.choice([0.0, 0.25, 3.0], 5000)).astype(np.float32)
     score = 1 / (1 + np.exp(-(rng.standard_normal(5000) * (1 + weight) + label)))
-    found = RocHistogram.of(
+    result = RocHistogram.of(
         jnp.array(score, jnp.float32), jnp.array(label, jnp.float32), jnp.array(weight), 2**16
     ).statistics()
-    assert found[""] == pytest.approx(
-        roc_auc_score(label, score, sample_weight=weight), abs=found["_error_bound"] + 1e-6
+    assert result[""] == pytest.approx(
+        roc_auc_score(label, score, sample_weight=weight), abs=result["_error_bound"] + 1e-6
     )
-    assert abs(found[""] - roc_auc_score(label, score, sample_weight=weight > 0)) > 0.01
+    assert abs(result[""] - roc_auc_score(label, score, sample_weight=weight > 0)) > 0.01
     lacking = RocHistogram.of(
         jnp.array([0.1, np.nan, 0.3], jnp.float32), jnp.array([0.0, 1.0, 1.0]), jnp.ones(3), 8
     ).statistics()
@@ -118,14 +118,14 @@ def test_metrics_of_clicks_are_those_of_scikit_learn():
 
     task, batch = dlrm(), clicks(3, rows=64)
     params = drawn(task)
-    found = evaluated(task, batch, params=params)
+    evaluation = evaluated(task, batch, params=params)
     counted = batch["loss_mask"] > 0
     probability = np.asarray(jax.nn.sigmoid(params(with_rows(batch), jnp.float32)), np.float64)[counted]
     label = batch["label"][counted]
-    loss = found.losses["log_loss"]
+    loss = evaluation.losses["log_loss"]
     assert float(loss.mean) == pytest.approx(log_loss(label, probability), rel=1e-5)
-    assert float(found.metrics["calibration"].value) == pytest.approx(probability.sum() / label.sum(), rel=1e-5)
-    area = found.metrics["auc"].statistics()
+    assert float(evaluation.metrics["calibration"].value) == pytest.approx(probability.sum() / label.sum(), rel=1e-5)
+    area = evaluation.metrics["auc"].statistics()
     assert abs(area[""] - roc_auc_score(label, probability)) <= area["_error_bound"] + 1e-12
 
 
@@ -137,11 +137,11 @@ def test_inner_products_and_their_gradient():
         return jnp.stack(pairs, axis=1)
 
     weights = jax.random.normal(jax.random.key(1), (3, 6))
-    found, expected = (
+    actual, expected = (
         jax.value_and_grad(lambda v, f=f: (f(v) * weights).sum())(vectors) for f in (dot_interaction, plain)
     )
-    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5)
-    assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5)
+    np.testing.assert_allclose(actual[1], expected[1], rtol=1e-5)
+    assert float(actual[0]) == pytest.approx(float(expected[0]), rel=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [4, 7, 100])
@@ -151,11 +151,11 @@ def test_ranks_are_those_of_a_sort(chunk):
     table, queries = rng.integers(-2, 3, (33, 3)).astype(np.float32), rng.integers(-2, 3, (9, 3)).astype(np.float32)
     targets = rng.integers(0, 30, 9)
     scores = (queries @ table.T)[:, :30]
-    own = scores[np.arange(9), targets][:, None]
-    expected = 1 + (scores > own).sum(1) + 0.5 * ((scores == own).sum(1) - 1)
-    found = target_ranks(jnp.array(queries), jnp.array(targets), jnp.array(table), 30, chunk=chunk)
-    assert found.tolist() == expected.tolist() and (expected % 1).any()
-    figures = ranking_metrics(found, jnp.ones(9), (5,))
+    target_scores = scores[np.arange(9), targets][:, None]
+    expected = 1 + (scores > target_scores).sum(1) + 0.5 * ((scores == target_scores).sum(1) - 1)
+    actual = target_ranks(jnp.array(queries), jnp.array(targets), jnp.array(table), 30, chunk=chunk)
+    assert actual.tolist() == expected.tolist() and (expected % 1).any()
+    figures = ranking_metrics(actual, jnp.ones(9), (5,))
     assert float(figures["ndcg@5"].value) == pytest.approx(
         np.mean(np.where(expected <= 5, 1 / np.log2(expected + 1), 0))
     )
@@ -170,7 +170,7 @@ def test_a_collapsed_model_is_not_right():
 def test_an_evaluation_ranks_the_last_target():
     task, batch = sasrec(), histories()
     params = drawn(task)
-    found = evaluated(task, batch, params=params).metrics
+    actual = evaluated(task, batch, params=params).metrics
     context = task.context(with_rows(batch), jax.random.key(0), False)
     hidden = jax.jit(lambda items: params(items, context, dtype=jnp.float32)[0])(
         jnp.maximum(jnp.array(batch["items"]), 0)
@@ -179,10 +179,10 @@ def test_an_evaluation_ranks_the_last_target():
     expected = []
     for row in range(1, len(scores)):  # the first one is masked
         last = (batch["targets"][row] >= 0).sum() - 1
-        own = scores[row, last]
-        expected.append(1 + (own > own[batch["targets"][row, last]]).sum())
-    assert float(found["hit_rate@10"].value) == pytest.approx(np.mean(np.array(expected) <= 10))
-    assert float(found["mrr"].value) == pytest.approx(np.mean(1 / np.array(expected)), rel=1e-5)
+        target_scores = scores[row, last]
+        expected.append(1 + (target_scores > target_scores[batch["targets"][row, last]]).sum())
+    assert float(actual["hit_rate@10"].value) == pytest.approx(np.mean(np.array(expected) <= 10))
+    assert float(actual["mrr"].value) == pytest.approx(np.mean(1 / np.array(expected)), rel=1e-5)
 
 
 @pytest.mark.parametrize("make", [sasrec, hstu])
@@ -222,14 +222,14 @@ def test_pointwise_attention_by_hand():
 
 def test_the_sampled_softmax_is_the_whole_one_in_the_mean():
     batch = histories()
-    whole = evaluated(dataclasses.replace(sasrec(), negatives=0), batch, True)
+    full_softmax = evaluated(dataclasses.replace(sasrec(), negatives=0), batch, True)
     model = dataclasses.replace(sasrec().model, dropout=0.0)
     task, plain = SequenceTask(model=model, negatives=40), SequenceTask(model=model)
     params = drawn(task)
     run = jax.jit(lambda key: task.loss(params, {}, with_rows(batch), key, True).losses["cross_entropy"].mean)
-    found = np.mean([float(run(jax.random.key(seed))) for seed in range(50)])
+    actual = np.mean([float(run(jax.random.key(seed))) for seed in range(50)])
     expected = float(evaluated(plain, batch, True, params).losses["cross_entropy"].mean)
-    assert found == pytest.approx(expected, abs=0.01) and float(whole.losses["cross_entropy"].weight) > 0
+    assert actual == pytest.approx(expected, abs=0.01) and float(full_softmax.losses["cross_entropy"].weight) > 0
 
 
 def test_scores_in_a_batch_are_corrected_and_leave_the_same_item_out():

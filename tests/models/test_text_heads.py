@@ -118,9 +118,9 @@ def test_padding_changes_nothing() -> None:
         other = dict(batch)
         for tokens, segment in task.text_leaves:
             other[tokens] = np.where(batch[segment] > 0, batch[tokens], 5).astype(np.int32)
-        found = evaluated(task, params, state, other)
+        actual = evaluated(task, params, state, other)
         for loss in expected.losses:
-            assert float(found.losses[loss].mean) == float(expected.losses[loss].mean)
+            assert float(actual.losses[loss].mean) == float(expected.losses[loss].mean)
 
 
 def test_weights_of_a_row_without_text_are_zeros() -> None:

@@ -36,14 +36,14 @@ def test_the_loss_is_that_of_a_transformers_model(tmp_path):
     model = transformers.LlamaForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
     task = DecoderTask(model=huggingface.config_from(tmp_path))
-    for given in (batch(), {k: v for k, v in batch().items() if k != "attention_mask"}):
-        wanted = model(**{name: torch.tensor(leaf) for name, leaf in given.items()}).loss.item()
-        step = panax.compile_step(task, given, Sgd(), devices=jax.devices()[:1])
+    for step_batch in (batch(), {k: v for k, v in batch().items() if k != "attention_mask"}):
+        wanted = model(**{name: torch.tensor(leaf) for name, leaf in step_batch.items()}).loss.item()
+        step = panax.compile_step(task, step_batch, Sgd(), devices=jax.devices()[:1])
         state = step.init()
         params, _ = huggingface.load(tmp_path, task, state.params, state.model_state)
         state = state.with_params(params)
-        assert step.evaluate(state, [given])["loss"] == pytest.approx(wanted, rel=1e-5)
-        state, scalars = step(state, given)
+        assert step.evaluate(state, [step_batch])["loss"] == pytest.approx(wanted, rel=1e-5)
+        state, scalars = step(state, step_batch)
         assert float(scalars["loss"]) == pytest.approx(wanted, rel=1e-5)
 
 

@@ -116,18 +116,18 @@ def test_evaluation_knows_no_smoothing_and_counts_what_is_right():
     given = {name: jnp.asarray(leaf) for name, leaf in given.items() if name not in ("label_mixed", "mix")}
     params = drawn()
     scores = jax.jit(lambda image: params(image, dtype=jnp.float32))(given["image"])
-    found = jax.jit(lambda given: task().loss(params, {}, given, jax.random.key(0), False))(given)
+    evaluation = jax.jit(lambda given: task().loss(params, {}, given, jax.random.key(0), False))(given)
     mask = np.asarray(given["loss_mask"])
     plain = optax.softmax_cross_entropy_with_integer_labels(scores, given["label"])
-    assert float(found.losses["cross_entropy"].mean) == pytest.approx(
+    assert float(evaluation.losses["cross_entropy"].mean) == pytest.approx(
         float((plain * mask).sum() / mask.sum()), rel=1e-6
     )
     order = np.argsort(-np.asarray(scores), axis=1)
     right = order == np.asarray(given["label"])[:, None]
-    for metric, most in (("accuracy", 1), ("accuracy_top5", 5)):
-        expected = (right[:, :most].any(axis=1) * mask).sum() / mask.sum()
-        assert float(found.metrics[metric].value) == pytest.approx(expected)
-    assert float(found.metrics["images"].value) == mask.sum()
+    for metric, k in (("accuracy", 1), ("accuracy_top5", 5)):
+        expected = (right[:, :k].any(axis=1) * mask).sum() / mask.sum()
+        assert float(evaluation.metrics[metric].value) == pytest.approx(expected)
+    assert float(evaluation.metrics["images"].value) == mask.sum()
 
 
 def test_a_label_that_is_no_class_is_not_trained_on():

@@ -67,13 +67,13 @@ def candidates(path: str, text: str) -> list[Fault]:
     except SyntaxError:
         return []
     offsets = _Offsets(text)
-    found = [
+    results = [
         Fault(path, kind, node.lineno, start, text[start:end], new)
         for node in _numeric_nodes(tree)
         for kind, rule in _RULES.items()
         for start, end, new in rule(node, offsets)
     ]
-    differing = dict.fromkeys(fault for fault in found if fault.old != fault.new)
+    differing = dict.fromkeys(fault for fault in results if fault.old != fault.new)
     return sorted(differing, key=lambda fault: (fault.start, fault.kind))
 
 

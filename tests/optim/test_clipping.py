@@ -30,12 +30,12 @@ def test_adaptive_clipping_is_optax_s_of_each_matrix_and_vector():
     params = {name: separate(parameters(0))[name if name == "table" else f"{name}.0"] for name in names}
     gradients = {name: separate(parameters(1))[name if name == "table" else f"{name}.0"] for name in names}
     axes = {name: AXES[name] if name == "table" else AXES[name][1:] for name in names}
-    found = clip_by_layer(gradients, params, axes, ratio=0.1)
+    actual = clip_by_layer(gradients, params, axes, ratio=0.1)
     transformation = optax.adaptive_grad_clip(0.1)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         wanted, _ = transformation.update(gradients, transformation.init(params), params)
-    compared(found, wanted)
-    assert any((found[name] != gradients[name]).any() for name in names)
+    compared(actual, wanted)
+    assert any((actual[name] != gradients[name]).any() for name in names)
 
 
 @pytest.mark.parametrize("limits", LIMITS)

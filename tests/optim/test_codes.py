@@ -72,9 +72,9 @@ def test_fifty_steps_are_torchao_s(monkeypatch):
     # torchao's blocks are 256 numbers in storage. AdamW's steps know no neighbors, so it is given our blocks one after the
     # other. Those of `latent` and `long` lie so already.
     optimizer = AdamW(schedule=STEADY, b2=0.99, weight_decay=0.1, decay_multipliers={"*": 1.0}, moments="int8")
-    given, count = arrays(0), 50
+    params, count = arrays(0), 50
     steps = [arrays(seed) for seed in range(1, count + 1)]
-    found, state = run(optimizer, given, steps, axes=AXES, num_steps=count)
+    actual, state = run(optimizer, params, steps, axes=AXES, num_steps=count)
     blocks = {name: block_shape(SHAPES[name], AXES[name]) for name in SHAPES}
     assert [name for name, block in blocks.items() if block] == list(IN_CODES)
     assert (blocks["latent"], blocks["long"]) == ((1, 256), (256,))
@@ -82,23 +82,23 @@ def test_fifty_steps_are_torchao_s(monkeypatch):
     def laid(tree):
         return {name: boxes(x, blocks[name]) if blocks[name] else np.array(x) for name, x in tree.items()}
 
-    weights = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in laid(given).items()}
+    weights = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in laid(params).items()}
     reference = torchao.optim.AdamW8bit(weights.values(), lr=0.05, betas=(0.9, 0.99), weight_decay=0.1)
     with torch.compiler.set_stance("force_eager"):
         for gradient in steps:
             for name, value in laid(gradient).items():
                 weights[name].grad = torch.tensor(value)
             reference.step()
-    before, after = laid(given), laid(found)
+    before, after = laid(params), laid(actual)
     for name, weight in weights.items():
-        kept = reference.state[weight]
+        stored = reference.state[weight]
         error = np.abs(after[name] - weight.detach().numpy())
         moved = np.abs(weight.detach().numpy() - before[name]).mean()
         # Where rounding puts a number on the other side of a code's edge, its moment is another code's from then on.
         assert error.mean() <= 1e-4 * moved and error.max() <= 0.05 * moved, name
         if not blocks[name]:
             continue
-        for kind, theirs in (("mean", kept["exp_avg"]), ("square", kept["exp_avg_sq"])):
+        for kind, theirs in (("mean", stored["exp_avg"]), ("square", stored["exp_avg_sq"])):
             ours = state[kind][name]
             np.testing.assert_allclose(np.ravel(ours.scales), theirs.scale.numpy(), rtol=1e-5, err_msg=f"{kind} {name}")
             differing = (boxes(ours.codes, blocks[name]) != theirs.codes.numpy()).mean()
@@ -122,16 +122,16 @@ def test_codes_are_the_same_on_every_mesh(name, mesh):
     names = ("up", "out", "bias") if name == "adamw" else ("up", "out", "table", "bias")
     optimizer = in_codes(name, **({"minimum_factored": 1024} if name == "adafactor" else {}))
     steps = [arrays(seed, names) for seed in (1, 2)]
-    one, kept = run(optimizer, arrays(0, names), steps, axes={n: AXES[n] for n in names})
-    found, state = run(optimizer, arrays(0, names), steps, mesh=MESHES[mesh], axes={n: AXES[n] for n in names})
+    one, stored = run(optimizer, arrays(0, names), steps, axes={n: AXES[n] for n in names})
+    params, state = run(optimizer, arrays(0, names), steps, mesh=MESHES[mesh], axes={n: AXES[n] for n in names})
     assert any(
         isinstance(leaf, QuantizedArray)
         for kind, leaves in state.items()
         if kind != "count"
         for leaf in leaves.values()
     )
-    for leaf, value in named_leaves((one, kept)).items():
-        other = np.asarray(named_leaves((found, state))[leaf])
+    for leaf, value in named_leaves((one, stored)).items():
+        other = np.asarray(named_leaves((params, state))[leaf])
         if leaf.endswith("codes"):
             # Sums in another order put few on the other side of an edge; Muon's momentum and AdamW's moments have none.
             assert (other != np.asarray(value)).mean() <= 1e-3, leaf
@@ -152,17 +152,17 @@ def test_stacked_layers_have_the_codes_of_separate_ones(name, monkeypatch):
         return {f"{n}.{i}": tree[n][i] for n in names for i in range(4)}
 
     steps = [arrays(seed, names) for seed in (1, 2)]
-    _, kept = run(optimizer, arrays(0, names), steps, axes={n: AXES[n] for n in names})
+    _, stored = run(optimizer, arrays(0, names), steps, axes={n: AXES[n] for n in names})
     _, state = run(optimizer, separate(arrays(0, names)), [separate(g) for g in steps], axes=apart)
-    for kind in kept:
+    for kind in stored:
         # What is no moment; and what Muon keeps of norms and biases alone.
-        if kind in ("count", "weight", *BESIDE) or "up" not in kept[kind]:
+        if kind in ("count", "weight", *BESIDE) or "up" not in stored[kind]:
             continue
         for i in range(4):
-            stacked, alone = kept[kind]["up"], state[kind][f"up.{i}"]
+            stacked, alone = stored[kind]["up"], state[kind][f"up.{i}"]
             assert (np.asarray(stacked.codes[i]) != np.asarray(alone.codes)).mean() <= 1e-3
             np.testing.assert_allclose(stacked.scales[i], alone.scales, rtol=1e-4)
-            assert not isinstance(kept[kind]["bias"], QuantizedArray)
+            assert not isinstance(stored[kind]["bias"], QuantizedArray)
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
@@ -185,13 +185,13 @@ def test_chance_rounds_codes_alike_on_every_mesh_and_keeps_small_moments(monkeyp
     axes = {"up": AXES["up"]}
     optimizer = AdamW(schedule=STEADY, moments="int8", rounding="stochastic")
     steps = [arrays(seed, names) for seed in (1, 2)]
-    _, kept = run(optimizer, arrays(0, names), steps, axes=axes)
+    _, stored = run(optimizer, arrays(0, names), steps, axes=axes)
     _, state = run(optimizer, arrays(0, names), steps, mesh={"stage": 2, "tensor": 2, "fsdp": 2}, axes=axes)
     for kind in ("mean", "square"):
-        assert (np.asarray(kept[kind]["up"].codes) != np.asarray(state[kind]["up"].codes)).mean() <= 1e-3
+        assert (np.asarray(stored[kind]["up"].codes) != np.asarray(state[kind]["up"].codes)).mean() <= 1e-3
     monkeypatch.setattr(ParameterShard, "random_bits", lambda self, kind, count: None)
     _, other = run(optimizer, arrays(0, names), steps, axes=axes)
-    assert (np.asarray(other["mean"]["up"].codes) != np.asarray(kept["mean"]["up"].codes)).mean() > 0.2
+    assert (np.asarray(other["mean"]["up"].codes) != np.asarray(stored["mean"]["up"].codes)).mean() > 0.2
 
 
 WIDEST = {"tensor": 8, "fsdp": 1}
@@ -238,8 +238,8 @@ def test_steps_are_saved_resumed_elsewhere_and_not_taken_with_bad_batches(tmp_pa
     again = restore(checkpointer.open(1), spread.program.abstract, spread.shardings)
     elsewhere = restore(checkpointer.open(1), one.program.abstract, one.shardings)
     for restored in (again, elsewhere):
-        kept = numbers((restored.params, restored.optimizer_state))
-        assert all((kept[key] == value).all() for key, value in saved.items())
+        stored = numbers((restored.params, restored.optimizer_state))
+        assert all((stored[key] == value).all() for key, value in saved.items())
     again, _ = spread(again, spread.put(batch(3)))
     wanted = numbers((together.params, together.optimizer_state))
     assert all((value == wanted[key]).all() for key, value in numbers((again.params, again.optimizer_state)).items())
@@ -256,7 +256,7 @@ def test_no_block_lies_on_two_devices_or_the_mesh_is_refused():
     with pytest.raises(LayoutError, match=r"mean\.up\.scales: ffn=2 is not divisible by tensor=8; use tensor in"):
         run(optimizer, {"up": jnp.ones((1, 64, 64))}, [], axes=axes, mesh=WIDEST)
     adapted = {"w": ("features", "width")}
-    with pytest.raises(RecipeError, match=r"mean of w is stored split over tensor along features=512.*fewer devices"):
+    with pytest.raises(RecipeError, match=r"mean of w is sharded over tensor along features=512.*fewer devices"):
         run(optimizer, {"w": jnp.ones((512, 72))}, [{"w": jnp.ones((512, 72))}], axes=adapted, mesh=WIDEST)
 
 

@@ -109,19 +109,19 @@ def test_a_rate_in_the_state_is_that_of_a_schedule(optimizer):
     def after(optimizer, **given):
         transformation = optimizer.build(axes_of(params), 10)
         state = transformation.init(params) | given
-        found = params
+        actual = params
         update, renewal = jax.jit(transformation.update), transformation.renewal
         for number, gradient in enumerate(gradients, start=1):
-            changes, state = update(gradient, state, found)
-            found = jax.tree.map(np.add, found, changes)
+            changes, state = update(gradient, state, actual)
+            actual = jax.tree.map(np.add, actual, changes)
             if renewal is not None and renewal.due(number):
                 state = renewal.renew(state, params)
-        return found
+        return actual
 
     wanted = after(dataclasses.replace(optimizer, schedule=schedule))
-    found = after(training.Rated(inner=optimizer), rate=np.float32(3e-3), warmup=np.float32(2))
+    actual = after(training.Rated(inner=optimizer), rate=np.float32(3e-3), warmup=np.float32(2))
     for name in wanted:
-        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-6, atol=1e-7 * float(np.abs(wanted[name]).max()))
+        np.testing.assert_allclose(actual[name], wanted[name], rtol=1e-6, atol=1e-7 * float(np.abs(wanted[name]).max()))
 
 
 def test_the_page_has_a_row_for_each_group(tmp_path):

@@ -83,10 +83,10 @@ def test_it_trains_on_a_mesh_as_on_one_device_and_goes_on_elsewhere(name):
     one, spread = made(name, {}), made(name, {"replica": 2, "fsdp": 4})
     alone, _ = taken(one, one.init(0), (1, 2, 3))
     state, _ = taken(spread, spread.init(0), (1, 2))
-    kept = numbers(state.optimizer_state)
+    stored = numbers(state.optimizer_state)
     # What a checkpoint does: whole arrays, onto another layout.
     moved = jax.device_put(jax.tree.map(jnp.copy, state), one.shardings)
-    assert all((kept[key] == value).all() for key, value in numbers(moved.optimizer_state).items())
+    assert all((stored[key] == value).all() for key, value in numbers(moved.optimizer_state).items())
     together, _ = taken(spread, state, (3,))
     resumed, _ = taken(one, moved, (3,))
     # Gradients differ by the order of their sums before an optimizer sees them, and one of nearly zero may change its sign.
@@ -127,8 +127,10 @@ def test_roots_wait_for_their_step_and_the_debugger_takes_them_too():
         for number, wanted in enumerate([(False, False), (False, True), (True, False), (True, True)], 1):
             state, _ = taken(step, state, (number,))
             roots = {name: leaf.any() for name, leaf in numbers(state.optimizer_state).items() if "root" in name}
-            found = [{there for name, there in roots.items() if ("next" in name) == later} for later in (False, True)]
-            assert found == [{there} for there in wanted], (type(step), number)
+            roots_seen = [
+                {there for name, there in roots.items() if ("next" in name) == later} for later in (False, True)
+            ]
+            assert roots_seen == [{there} for there in wanted], (type(step), number)
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -186,11 +188,11 @@ def test_an_average_that_the_optimizer_gives_is_judged():
             averaged[name][1], (params[name] - np.asarray(offsets[name]) / 9)[1], rtol=1e-4, atol=1e-5
         )
         assert (averaged[name][0] == begins[name][0]).all() and (averaged[name][1] != params[name][1]).any(), name
-    found = evaluate_all(step, state, [batch(4)])
+    roots_seen = evaluate_all(step, state, [batch(4)])
     judged = dataclasses.replace(state, params=state.eval_params, averaged=None)
     plain = made("sgd", {"fsdp": 8}, frozen=("layers.0", "bias"))
     alone = dataclasses.replace(judged, optimizer_state=plain.init(0).optimizer_state)
-    assert found["averaged"] == 1.0 and found["loss"] == pytest.approx(
+    assert roots_seen["averaged"] == 1.0 and roots_seen["loss"] == pytest.approx(
         evaluate_all(plain, alone, [batch(4)])["loss"], rel=1e-6
     )
     with pytest.raises(RecipeError, match=r"step.ema_decay=0.9: ScheduleFreeAdamW averages the parameters itself"):
@@ -199,7 +201,7 @@ def test_an_average_that_the_optimizer_gives_is_judged():
 
 @pytest.mark.slow
 def test_a_decoder_trains_with_muon_on_a_mesh_as_on_one_device():
-    found = []
+    roots_seen = []
     for mesh in ({}, {"fsdp": 2, "tensor": 2, "replica": 2}):
         program = Program.create(
             tiny.task(), Muon(dtype="float32", schedule=tiny.ADAMW.schedule), num_steps=10, config=StepConfig()
@@ -211,8 +213,8 @@ def test_a_decoder_trains_with_muon_on_a_mesh_as_on_one_device():
         for seed in range(2):
             state, scalars = step(state, step.put(tiny.batch(seed)))
             losses.append(float(scalars["loss"]))
-        found.append((state.params, losses))
-    (one, losses), (spread, others) = found
+        roots_seen.append((state.params, losses))
+    (one, losses), (spread, others) = roots_seen
     np.testing.assert_allclose(others, losses, rtol=1e-5)
     # Two steps at a rate of 0.01, of which AdamW's first one is the sign of a gradient.
     for name, value in numbers(one).items():

@@ -99,10 +99,10 @@ def test_parameters_in_bfloat16_keep_moments_in_bfloat16_and_move_as_float32_rou
     gradient = jax.tree.map(lambda p: p.astype(jnp.bfloat16), parameters(1))
     optimizer = OPTIMIZERS[name]
     state = optimizer.build(axes_of(half), 10).init(half)
-    kept = {kind: {leaf.dtype.name for leaf in jax.tree.leaves(leaves)} for kind, leaves in state.items()}
+    state_dtypes = {kind: {leaf.dtype.name for leaf in jax.tree.leaves(leaves)} for kind, leaves in state.items()}
     moments = {"mean", "square", "square_row", "square_column", "offset"}
-    assert kept == {
-        kind: {"bfloat16" if kind in moments else "int32" if kind == "count" else "float32"} for kind in kept
+    assert state_dtypes == {
+        kind: {"bfloat16" if kind in moments else "int32" if kind == "count" else "float32"} for kind in state_dtypes
     }
     updates, _ = optimizer.build(axes_of(half), 10).update(gradient, state, half)
     wide = jax.tree.map(lambda p: p.astype(jnp.float32), (gradient, half))
@@ -211,12 +211,12 @@ def test_moments_are_kept_in_the_type_that_is_asked_for():
 def test_rounding_by_chance_is_the_same_on_every_mesh(name):
     optimizer = dataclasses.replace(OPTIMIZERS[name], rounding="stochastic")
     # Of one layer's scale, so that float32's own sums, in another order, seldom lie on the edge between two bits.
-    one, kept = run(optimizer, half(0), gradients(2))
-    found, state = run(optimizer, half(0), gradients(2), mesh={"stage": 2, "tensor": 2, "fsdp": 2})
-    assert {leaf.dtype.name for leaf in jax.tree.leaves((one, found))} == {"bfloat16"}
+    one, state_dtypes = run(optimizer, half(0), gradients(2))
+    params, state = run(optimizer, half(0), gradients(2), mesh={"stage": 2, "tensor": 2, "fsdp": 2})
+    assert {leaf.dtype.name for leaf in jax.tree.leaves((one, params))} == {"bfloat16"}
     differing = [
         float((np.asarray(a) != np.asarray(b)).mean())
-        for a, b in zip(jax.tree.leaves((found, state)), jax.tree.leaves((one, kept)))
+        for a, b in zip(jax.tree.leaves((params, state)), jax.tree.leaves((one, state_dtypes)))
     ]
     assert max(differing) < (0.1 if name == "muon" else 0.01)
 

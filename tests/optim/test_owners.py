@@ -77,15 +77,15 @@ def test_each_owner_sees_whole_matrices_and_their_results_find_their_way_back(me
         return first, statistics @ statistics + matrices @ matrices.mT
 
     def on_one(name):
-        matrices, kept = np.asarray(arrays[name], np.float64), np.asarray(beside[name], np.float64)
+        matrices, stored = np.asarray(arrays[name], np.float64), np.asarray(beside[name], np.float64)
         oriented = TransposedView.of(parameters[name])
         order = (*oriented.stack_dims, *oriented.rows, *oriented.columns)
         stack = matrices.transpose(order)
         flat = stack.reshape(-1, *oriented.shape)
         result = flat * np.abs(flat).sum((1, 2), keepdims=True) + np.cumsum(flat, 2)
-        flat_kept = kept.reshape(-1, 8, 8)
+        flat_kept = stored.reshape(-1, 8, 8)
         second = flat_kept @ flat_kept + flat @ flat.transpose(0, 2, 1)
-        return result.reshape(stack.shape).transpose(np.argsort(order)), second.reshape(kept.shape)
+        return result.reshape(stack.shape).transpose(np.argsort(order)), second.reshape(stored.shape)
 
     placement = Placement.create(MeshShape(**mesh))
     lies = placement.storage_shardings(arrays, {name: AXES[name] for name in NAMES})
@@ -99,8 +99,8 @@ def test_each_owner_sees_whole_matrices_and_their_results_find_their_way_back(me
             ]
             for name in NAMES
         }
-        found = map_to_owners(work, parts, {name: [arrays[name], beside[name]] for name in NAMES}, parts)
-        return {name: found[name][0] for name in NAMES}, {name: found[name][1] for name in NAMES}
+        actual = map_to_owners(work, parts, {name: [arrays[name], beside[name]] for name in NAMES}, parts)
+        return {name: actual[name][0] for name in NAMES}, {name: actual[name][1] for name in NAMES}
 
     with placement.activate():
         layout = current_layout()
@@ -109,8 +109,8 @@ def test_each_owner_sees_whole_matrices_and_their_results_find_their_way_back(me
             jax.shard_map(local, mesh=layout.mesh, in_specs=specs, out_specs=specs, check_vma=False)
         )(jax.device_put(arrays, lies), jax.device_put(beside, rests))  # fmt: skip
     for name in NAMES:
-        for found, wanted in zip(shared, on_one(name)):
-            np.testing.assert_allclose(found[name], wanted, rtol=1e-4, atol=1e-4, err_msg=name)
+        for actual, wanted in zip(shared, on_one(name)):
+            np.testing.assert_allclose(actual[name], wanted, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 def leading(name):

@@ -88,14 +88,14 @@ def test_factors_of_optax_lie_like_the_axes_they_keep():
     )
     state = jax.eval_shape(transformation.init, params)
     axes = transformation.axes(state, {"table": ((20, 8), AXES["table"])})
-    found = {
+    updates = {
         jax.tree_util.keystr(path, simple=True, separator="."): (leaf.shape, a)
         for (path, leaf), a in zip(
             jax.tree_util.tree_flatten_with_path(state)[0], jax.tree.structure(state).flatten_up_to(axes)
         )
     }
-    assert [value for name, value in found.items() if "v_row" in name] == [((8,), ("embed",))]
-    assert [value for name, value in found.items() if "v_col" in name] == [((20,), ("vocab",))]
+    assert [value for name, value in updates.items() if "v_row" in name] == [((8,), ("embed",))]
+    assert [value for name, value in updates.items() if "v_col" in name] == [((20,), ("vocab",))]
 
 
 def test_the_schedule_warms_up_and_decays():

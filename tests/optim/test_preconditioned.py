@@ -65,15 +65,15 @@ def shampoo(value, gradients, one):
 def test_shampoo_takes_the_steps_of_its_definition(delay):
     optimizer = Shampoo(schedule=SCHEDULE, block=16, precondition_frequency=3, ridge=0.01, root_delay=delay)
     shapes = {"w": (8, 24), "tall": (24, 8), "bias": (24,)}
-    given, steps = arrays(0, shapes), [arrays(seed, shapes) for seed in range(1, 21)]
-    found, state = run(optimizer, given, steps, axes=AXES, num_steps=20)
+    params, steps = arrays(0, shapes), [arrays(seed, shapes) for seed in range(1, 21)]
+    actual, state = run(optimizer, params, steps, axes=AXES, num_steps=20)
     assert state["left"]["w"].shape == (1, 2, 8, 8) and state["right_root"]["tall"].shape == (1, 2, 12, 12)
     assert state["left"].keys() == {"w", "tall"}
     for name, turned in (("w", np.array), ("tall", np.transpose)):
         gradients = [turned(np.asarray(step[name], np.float64)) for step in steps]
-        wanted = shampoo(turned(np.asarray(given[name], np.float64)), gradients, optimizer)
+        wanted = shampoo(turned(np.asarray(params[name], np.float64)), gradients, optimizer)
         # A root in float32 is uncertain by a few roundings, of 6e-8 each, over the ridge.
-        compared({name: found[name]}, {name: turned(wanted)}, bound=5e-5)
+        compared({name: actual[name]}, {name: turned(wanted)}, bound=5e-5)
 
 
 def soap(value, gradients, one):
@@ -127,10 +127,10 @@ def test_inverse_roots_equal_those_of_eigenvalues(condition):
     values = np.geomspace(1, 1 / condition, 64)
     scales = np.array([1e-12, 1e-3, 1.0, 1e3, 1e12]).reshape(-1, 1, 1)
     matrices = (vectors * values) @ vectors.transpose(0, 2, 1) * scales
-    found = np.asarray(inverse_root(jnp.asarray(matrices, jnp.float32), 4, 1e-6), np.float64)
+    actual = np.asarray(inverse_root(jnp.asarray(matrices, jnp.float32), 4, 1e-6), np.float64)
     ridge = 1e-6 * np.linalg.norm(values)
     wanted = (vectors * (values + ridge) ** -0.25) @ vectors.transpose(0, 2, 1) * scales**-0.25
-    error = np.abs(found - wanted).max((1, 2)) / np.abs(wanted).max((1, 2))
+    error = np.abs(actual - wanted).max((1, 2)) / np.abs(wanted).max((1, 2))
     # The smallest eigenvalue's own rounding, of 6e-8 of the largest, is that of a float32 matrix before any root is taken.
     assert error.max() < 1e-5 + 64 * 6e-8 / (1 / condition + ridge)
 

@@ -40,13 +40,13 @@ def kept_after(optimizer: Any) -> dict[str, np.ndarray]:
 
     run = jax.jit(lambda carry: jax.lax.scan(update, carry, jnp.arange(RISING + FALLING))[0])
     _, state = run((first, made.init(first)))
-    small, found = ~np.asarray(large), {}
+    small, result = ~np.asarray(large), {}
     for kind in state.keys() - {"count"}:
-        kept = state[kind]["w"]
-        values = np.asarray(kept.dequantize(jnp.float32) if isinstance(kept, QuantizedArray) else kept)
+        stored = state[kind]["w"]
+        values = np.asarray(stored.dequantize(jnp.float32) if isinstance(stored, QuantizedArray) else stored)
         if values.shape == SHAPE:
-            found[kind] = np.abs(values)[small]
-    return found
+            result[kind] = np.abs(values)[small]
+    return result
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])

@@ -84,7 +84,7 @@ def test_it_takes_the_steps_of_optax(name):
 def test_without_a_schedule_steps_and_averages_are_optax_s():
     steady = Schedule(peak=0.05, decay="constant")
     optimizer = ScheduleFreeAdamW(schedule=steady, weight_decay=0.1, decay_multipliers={"*": 1.0})
-    found, state = run(optimizer, arrays(0), gradients(), axes=AXES, num_steps=20)
+    actual, state = run(optimizer, arrays(0), gradients(), axes=AXES, num_steps=20)
     reference = optax.contrib.schedule_free_adamw(0.05, weight_decay=0.1)
     params, told = arrays(0), reference.init(arrays(0))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -92,8 +92,8 @@ def test_without_a_schedule_steps_and_averages_are_optax_s():
             updates, told = reference.update(gradient, told, params)
             params = optax.apply_updates(params, updates)
         averaged = optax.contrib.schedule_free_eval_params(told, params)
-    compared(found, params, bound=1e-5)
-    compared(optimizer.average(found, state), averaged, bound=1e-5)
+    compared(actual, params, bound=1e-5)
+    compared(optimizer.average(actual, state), averaged, bound=1e-5)
 
 
 @pytest.mark.parametrize("scale", ["adamw", "spectral"])
@@ -101,11 +101,11 @@ def test_muon_takes_the_steps_of_torch(scale):
     # Both iterate in bfloat16: five times three products, each rounded to 4e-3, and carried on with a slope of up to 3.4.
     optimizer = Muon(schedule=Schedule(peak=0.05, decay="constant"), scale=scale, weight_decay=0.1)
     axes = {name: AXES[name] for name in ("w", "flat")}
-    given = {name: arrays(0)[name] for name in axes}
+    params = {name: arrays(0)[name] for name in axes}
     steps = [{name: gradient[name] for name in axes} for gradient in gradients()]
-    found, _ = run(optimizer, given, steps, axes=axes, num_steps=20)
+    actual, _ = run(optimizer, params, steps, axes=axes, num_steps=20)
     # PyTorch's rows are what comes out.
-    weights = {name: torch.nn.Parameter(torch.tensor(np.array(value.T))) for name, value in given.items()}
+    weights = {name: torch.nn.Parameter(torch.tensor(np.array(value.T))) for name, value in params.items()}
     adjusted = {"adamw": "match_rms_adamw", "spectral": "original"}[scale]
     reference = torch.optim.Muon(
         weights.values(), lr=0.05, weight_decay=0.1, momentum=0.95, adjust_lr_fn=adjusted, nesterov=True
@@ -116,8 +116,8 @@ def test_muon_takes_the_steps_of_torch(scale):
         reference.step()
     for name, weight in weights.items():
         wanted = weight.detach().numpy().T
-        moved = np.linalg.norm(wanted - given[name])
-        assert float(np.linalg.norm(found[name] - wanted)) <= 0.05 * moved, name
+        moved = np.linalg.norm(wanted - params[name])
+        assert float(np.linalg.norm(actual[name] - wanted)) <= 0.05 * moved, name
 
 
 def test_muon_in_float32_makes_matrices_orthogonal():
@@ -142,14 +142,14 @@ def test_muon_in_float32_equals_optax():
         scale="spectral",
     )
     axes = {name: AXES[name] for name in ("w", "flat")}
-    given = {name: arrays(0)[name] for name in axes}
+    inputs = {name: arrays(0)[name] for name in axes}
     # Without the step of zeros: epsilon then has a part in what is left of the momentum.
     steps = [{name: gradient[name] for name in axes} for gradient in gradients()]
-    found, _ = run(optimizer, given, steps, axes=axes, num_steps=20)
+    actual, _ = run(optimizer, inputs, steps, axes=axes, num_steps=20)
     reference = optax.contrib.muon(0.05, nesterov=False, weight_decay=0.1, eps=0.0)
-    params, state, update = given, reference.init(given), jax.jit(reference.update)
+    params, state, update = inputs, reference.init(inputs), jax.jit(reference.update)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         for gradient in steps:
             updates, state = update(gradient, state, params)
             params = optax.apply_updates(params, updates)
-    compared(found, params, bound=2e-4)
+    compared(actual, params, bound=2e-4)

@@ -66,10 +66,10 @@ def test_it_is_the_schedule_of_transformers(schedule, reference, options):
         wanted.append(told.get_last_lr()[0])
         optimizer.step()
         told.step()
-    found = rates(schedule, 100)
+    actual = rates(schedule, 100)
     # Its warm-up begins at 0 and reaches the peak one step later.
     first = schedule.warmup_steps
-    np.testing.assert_allclose(found[first:], wanted[first:], rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(actual[first:], wanted[first:], rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_it_is_the_schedule_of_transformers(schedule, reference, options):
         ({"stable": 0.5, "decay": "inverse_sqrt", "warmup_steps": 3}, "stable=0.5 has no effect"),
         ({"decay": "inverse_sqrt"}, "warmup_steps to 1 or more"),
         ({"final": 2.0}, "final=2.0"),
-        ({"per_batch": "linear"}, "the peak is that of a batch of how many rows. Set optimizer.schedule.base_batch"),
+        ({"per_batch": "linear"}, "scales the peak with the batch size; set optimizer.schedule.base_batch"),
         ({"base_batch": 64}, "base_batch=64; expected 1 row or more, and optimizer.schedule.per_batch"),
         ({"peak": 0.0}, "peak=0.0"),
     ],
@@ -97,7 +97,7 @@ def test_the_peak_grows_with_the_rows_of_a_batch_by_a_rule(rule, ratio):
     schedule = Schedule(peak=0.1, decay="constant", **settings)
     assert AdamW(schedule=schedule).scale_to_batch(32).learning_rate(10)(5) == pytest.approx(0.1 * ratio, rel=1e-6)
     if rule != "same":
-        with pytest.raises(RecipeError, match=r"depends on the rows of a batch; give it these by scale_to_batch"):
+        with pytest.raises(RecipeError, match=r"depends on the number of rows in a batch; pass it to scale_to_batch"):
             AdamW(schedule=schedule).build({"w": ("embed",)}, 10)
 
 

@@ -12,10 +12,11 @@ from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
 from panax.core.protocols import RowOrder
-from panax.kernels.attention.attention import attention
+from panax.kernels.attention.attention import AttentionOptions, attention
 from panax.kernels.attention.mask import MaskRule
+from panax.kernels.attention.operands import ScoreRule
 from panax.kernels.attention.reference import reference_attention
-from panax.parallel.context import zigzag_order
+from panax.parallel.context import ContextAxis, zigzag_order
 from panax.parallel.ring import ring_attention
 from panax.parallel.ulysses import ulysses_attention
 
@@ -62,16 +63,22 @@ class Case:
 
     def of_rows(self, q, k, v, segments, kernel):
         """The definition, or another kernel, on whole rows."""
-        options = {"mask": MaskRule(causal=self.causal, window=self.window), "soft_cap": self.soft_cap}
-        return kernel(q, k, v, segments if self.packed else None, **options, scale=1 / math.sqrt(HEAD_DIM))
+        return kernel(q, k, v, segments if self.packed else None, scores=self.scores)
 
-    def local(self, name: str, target: Target = CPU):
+    @property
+    def scores(self) -> ScoreRule:
+        mask = MaskRule(causal=self.causal, window=self.window)
+        return ScoreRule(mask=mask, scale=1 / math.sqrt(HEAD_DIM), soft_cap=self.soft_cap)
+
+    def local(self, name: str, target: Target = CPU, sinks: jax.Array | None = None):
         """Ring or Ulysses attention of one device's shards."""
-        options = {"causal": self.causal, "window": self.window, "soft_cap": self.soft_cap, "target": target}
-        axis = {"axis_name": "context", "axis_size": self.context, "order": self.rows_are}
+        options = AttentionOptions(causal=self.causal, window=self.window, soft_cap=self.soft_cap)
+        axis = ContextAxis("context", self.context, self.rows_are)
         if name == "ring":
-            return functools.partial(ring_attention, **axis, **options)
-        return functools.partial(ulysses_attention, **axis, kernel=functools.partial(attention, **options))
+            return functools.partial(ring_attention, axis=axis, options=options._replace(sinks=sinks), target=target)
+        static = {key: value for key, value in options._asdict().items() if key != "sinks"}
+        kernel = functools.partial(attention, target=target, **static)
+        return functools.partial(ulysses_attention, axis=axis, sinks=sinks, kernel=kernel)
 
     def split(self, name: str, *, target: Target = CPU, gradients: bool = True):
         """Output and cotangents as a function of (q, k, v, cotangent of the output, segments), rows as devices hold them."""
@@ -147,11 +154,11 @@ def program(case: Case, name: str, *, dtype=jnp.float32, target: Target = CPU, g
     return list(equations(jax.make_jaxpr(split)(*case.shapes(dtype)).jaxpr))
 
 
-def sent_bytes(found, axis_size: int) -> int:
+def sent_bytes(executions, axis_size: int) -> int:
     """What each device sends, from the arrays that the collectives of a program take."""
     sent = 0
-    for equation, times in found:
-        taken = sum(x.aval.size * x.aval.dtype.itemsize for x in equation.invars)
+    for equation, times in executions:
+        operand_bytes = sum(x.aval.size * x.aval.dtype.itemsize for x in equation.invars)
         # Of what it exchanges a device keeps its own part; what is gathered it hands on to all others.
         share = {
             "ppermute": (1, 1),
@@ -160,14 +167,14 @@ def sent_bytes(found, axis_size: int) -> int:
         }.get(equation.primitive.name)
         assert share or equation.primitive.name not in {"psum", "pmax", "reduce_scatter", "psum_invariant"}
         if share:
-            sent += times * taken * share[0] // share[1]
+            sent += times * operand_bytes * share[0] // share[1]
     return sent
 
 
-def product_flops(found) -> int:
+def product_flops(executions) -> int:
     """Twice the multiplications of all matrix products."""
     flops = 0
-    for equation, times in found:
+    for equation, times in executions:
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
             left = equation.invars[0].aval.shape

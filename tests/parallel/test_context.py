@@ -16,11 +16,13 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from panax.core import Target
+from panax.kernels.attention.attention import AttentionOptions
 from panax.kernels.attention.blockwise import blockwise_attention
+from panax.kernels.attention.layout import choose_blocks
 from panax.kernels.attention.mask import MaskRule
 from panax.kernels.attention.reference import reference_attention
 from panax.kernels.registry import _log_once
-from panax.parallel.context import sequence_positions, zigzag_inverse, zigzag_order
+from panax.parallel.context import ContextAxis, LocalSizes, sequence_positions, zigzag_inverse, zigzag_order
 from panax.parallel.context_choice import choose_context_attention
 from panax.parallel.ring import ring_attention, ring_bytes
 from panax.parallel.ring_chunks import active_shifts
@@ -85,9 +87,9 @@ def test_places_are_those_of_the_order(context, tensor, order):
         out_specs=P(tuple(sizes)),
         check_vma=False,
     )
-    found = jax.jit(places)()
-    assert found.dtype == jnp.int32
-    assert found.tolist() == expected.tolist()
+    actual = jax.jit(places)()
+    assert actual.dtype == jnp.int32
+    assert actual.tolist() == expected.tolist()
 
 
 # ---- values
@@ -114,8 +116,7 @@ def test_sinks_equal_the_definition_on_whole_rows(case, name):
     segments = segments if case.packed else jnp.ones_like(segments)
 
     def on_device(q, k, v, d_out, segments, sinks):
-        local = case.local(name)
-        out, pull = jax.vjp(lambda q, k, v, sinks: local(q, k, v, segments, sinks=sinks), q, k, v, sinks)
+        out, pull = jax.vjp(lambda q, k, v, sinks: case.local(name, sinks=sinks)(q, k, v, segments), q, k, v, sinks)
         *gradients, d_sinks = pull(d_out)
         return out, *gradients, d_sinks[None]
 
@@ -127,16 +128,14 @@ def test_sinks_equal_the_definition_on_whole_rows(case, name):
         check_vma=False,
     )
     *arrays, d_sinks = jax.jit(split)(*(x[:, order] for x in (q, k, v, d_out, segments)), sinks)
-    found = [np.asarray(x)[:, np.argsort(order)] for x in arrays] + [np.asarray(d_sinks).sum(axis=0)]
+    result = [np.asarray(x)[:, np.argsort(order)] for x in arrays] + [np.asarray(d_sinks).sum(axis=0)]
 
     def whole(q, k, v, sinks):
-        mask = MaskRule(causal=case.causal, window=case.window)
-        options = {"mask": mask, "soft_cap": case.soft_cap, "scale": 1 / math.sqrt(HEAD_DIM)}
-        return reference_attention(q, k, v, segments, **options, sinks=sinks)
+        return reference_attention(q, k, v, segments, scores=case.scores, sinks=sinks)
 
     expected, pull = jax.vjp(whole, q, k, v, sinks)
     for what, actual, wanted in zip(
-        ("out", "d_q", "d_k", "d_v", "d_sinks"), found, (expected, *pull(d_out)), strict=True
+        ("out", "d_q", "d_k", "d_v", "d_sinks"), result, (expected, *pull(d_out)), strict=True
     ):
         assert difference(actual, np.asarray(wanted)) < TOLERANCE, what
 
@@ -163,13 +162,14 @@ def test_sixteen_bits_lose_no_more_than_on_one_device(name):
     def rounded(q, k, v, *rest, **options):
         return reference_attention(*(x.astype(jnp.float32) for x in (q, k, v)), *rest, **options).astype(q.dtype)
 
-    def one_device(*arrays, **options):
-        return blockwise_attention(*arrays, **options, target=Target("cpu"))
+    def one_device(q, k, v, segments, *, scores):
+        blocks = choose_blocks(q, k, window=scores.mask.window, target=Target("cpu"))
+        return blockwise_attention(q, k, v, segments, scores=scores, blocks=blocks)
 
     exact = case.expected(jnp.bfloat16, rounded)
-    whole, split = case.expected(jnp.bfloat16, one_device), case.run(name, jnp.bfloat16)
-    for what, best, right, found in zip(("out", "d_q", "d_k", "d_v"), exact, whole, split):
-        assert difference(found, best) < allowed * difference(right, best), what
+    unsplit, split = case.expected(jnp.bfloat16, one_device), case.run(name, jnp.bfloat16)
+    for what, best, right, result in zip(("out", "d_q", "d_k", "d_v"), exact, unsplit, split):
+        assert difference(result, best) < allowed * difference(right, best), what
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -186,7 +186,9 @@ def test_through_a_scan_over_rematerialized_layers(name):
         return jax.vjp(stack, q, k, v)[1](d_out)
 
     *inputs, _ = case.inputs()
-    whole = jax.jit(lambda *a: gradients(lambda q, k, v: case.of_rows(q, k, v, None, reference_attention), *a))(*inputs)
+    unsplit = jax.jit(lambda *a: gradients(lambda q, k, v: case.of_rows(q, k, v, None, reference_attention), *a))(
+        *inputs
+    )
     split = jax.shard_map(
         lambda *a: gradients(lambda q, k, v: attend(q, k, v, None), *a),
         mesh=case.mesh,
@@ -194,8 +196,8 @@ def test_through_a_scan_over_rematerialized_layers(name):
         out_specs=(case.rows,) * 3,
         check_vma=False,
     )
-    found = jax.jit(split)(*(x[:, order] for x in inputs))
-    for actual, expected in zip(found, whole):
+    result = jax.jit(split)(*(x[:, order] for x in inputs))
+    for actual, expected in zip(result, unsplit):
         assert difference(np.asarray(actual)[:, inverse], np.asarray(expected)) < 2 * TOLERANCE
 
 
@@ -224,18 +226,18 @@ SENT = [
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("case", SENT, ids=str)
 def test_sent_bytes_are_as_computed(case, dtype):
-    sizes = {
-        "axis_size": case.context,
-        "batch": BATCH // case.fsdp,
-        "local_seq": case.length // case.context,
-        "kv_heads": case.kv_heads,
-        "head_dim": HEAD_DIM,
-        "itemsize": jnp.dtype(dtype).itemsize,
-        "packed": case.packed,
-    }
+    sizes = LocalSizes(
+        batch=BATCH // case.fsdp,
+        local_seq=case.length // case.context,
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        head_dim=HEAD_DIM,
+        itemsize=jnp.dtype(dtype).itemsize,
+        packed=case.packed,
+    )
     for name, expected in (
-        ("ring", ring_bytes(**sizes, causal=case.causal, window=case.window, order=case.rows_are)),
-        ("ulysses", ulysses_bytes(**sizes, heads=case.heads)),
+        ("ring", ring_bytes(sizes, case.context, mask=case.scores.mask, order=case.rows_are)),
+        ("ulysses", ulysses_bytes(sizes, case.context)),
     ):
         forward = sent_bytes(program(case, name, dtype=dtype, gradients=False), case.context)
         both = sent_bytes(program(case, name, dtype=dtype), case.context)
@@ -248,8 +250,8 @@ def test_a_ring_sends_as_often_as_it_must_and_is_one_program_at_any_size():
     for context in (4, 8):
         case = Case(name="count", context=context)
         for gradients, arrays in ((False, 2), (True, 6)):
-            found = program(case, "ring", gradients=gradients)
-            assert sum(times for e, times in found if e.primitive.name == "ppermute") == arrays * (context - 1)
+            equations = program(case, "ring", gradients=gradients)
+            assert sum(times for e, times in equations if e.primitive.name == "ppermute") == arrays * (context - 1)
         lowered = jax.jit(case.split("ring")).lower(*case.shapes())
         written.add(lowered.as_text().count("stablehlo.collective_permute"))
         compiled = re.findall(r"= \S+ (all-\w+|collective-\w+|reduce-scatter)\(", lowered.compile().as_text())
@@ -287,19 +289,19 @@ def test_all_devices_compute_the_same():
         # At home the two chunks by themselves and the late one by the early one, then two at each of the other devices.
         pieces = 3 + 2 * (context - 1)
         for gradients, products in ((False, 2), (True, 2 + 5)):
-            found = program(case, "ring", gradients=gradients)
-            assert not any(equation.primitive.name == "cond" for equation, _ in found)
-            assert product_flops(found) == products * pieces * square
+            equations = program(case, "ring", gradients=gradients)
+            assert not any(equation.primitive.name == "cond" for equation, _ in equations)
+            assert product_flops(equations) == products * pieces * square
 
 
 def test_a_device_keeps_nothing_of_the_size_of_local_by_global():
     case = Case(name="memory", context=8, fsdp=1, length=16384, heads=1, kv_heads=1)
     local = case.length // case.context
     for window in (None, 1000):
-        found = program(dataclasses.replace(case, window=window), "ring", target=Target("gpu"))
+        equations = program(dataclasses.replace(case, window=window), "ring", target=Target("gpu"))
         sizes = [
             (v.aval.size, str(v.aval))
-            for equation, _ in found
+            for equation, _ in equations
             for v in equation.outvars
             if equation.primitive.name not in ("shard_map", "jit")
         ]
@@ -311,8 +313,8 @@ def test_a_device_keeps_nothing_of_the_size_of_local_by_global():
 def test_a_device_with_contiguous_rows_skips_what_it_does_not_see(context):
     """Behind the step at home, each step is a choice between a whole product and none."""
     case = Case(name="skips", context=context, rows_are="contiguous")
-    found = program(case, "ring", gradients=False)
-    choices = [equation for equation, _ in found if equation.primitive.name == "cond"]
+    equations = program(case, "ring", gradients=False)
+    choices = [equation for equation, _ in equations if equation.primitive.name == "cond"]
     assert choices
     products = [
         ["dot_general" in str(branch) for branch in equation.params["branches"]]
@@ -330,8 +332,8 @@ def test_masks_of_pieces_of_a_longer_sequence():
         for window in (None, 1, 4, 9, 11):
             for offset in (-12, -5, 0, 3, 6, 14):
                 rule = MaskRule(causal=causal, window=window, offset=offset)
-                whole = dataclasses.replace(rule, offset=0)
-                expected = np.asarray(whole.allows(jnp.arange(6)[:, None] + offset, jnp.arange(6)[None, :]))
+                unsplit = dataclasses.replace(rule, offset=0)
+                expected = np.asarray(unsplit.allows(jnp.arange(6)[:, None] + offset, jnp.arange(6)[None, :]))
                 visible = np.asarray(rule.allows(jnp.arange(6)[:, None], jnp.arange(6)[None, :]))
                 assert (visible == expected).all()
                 assert rule.block_allows((0, 6), (0, 6)) == visible.any(), rule
@@ -371,10 +373,10 @@ def test_refuses_what_it_cannot_do():
 
     def call(attend, seq=8, heads=4, kv_heads=2, **options):
         q, k = (jnp.zeros((1, seq, n, 8)) for n in (heads, kv_heads))
-        attend(q, k, k, None, axis_name="context", axis_size=4, **options)
+        attend(q, k, k, None, axis=ContextAxis("context", 4), **options)
 
     for attend, options in (
-        (ring_attention, {"target": Target("cpu")}),
+        (ring_attention, {"options": AttentionOptions(), "target": Target("cpu")}),
         (ulysses_attention, {"kernel": lambda *_: None}),
     ):
         with pytest.raises(ValueError, match=r"7 tokens, can't be cut.*divisible by 2 \* context=8"):
@@ -385,7 +387,7 @@ def test_refuses_what_it_cannot_do():
         call(ulysses_attention, heads=6, kernel=lambda *_: None)
     for option, message in (({"window": 0}, "window=0 must be at least 1"), ({"soft_cap": -1.0}, "must be positive")):
         with pytest.raises(ValueError, match=message):
-            call(ring_attention, target=Target("cpu"), **option)
+            call(ring_attention, target=Target("cpu"), options=AttentionOptions(**option))
 
 
 def test_says_once_that_a_ring_is_not_the_fastest_kernel(caplog):

@@ -38,7 +38,7 @@ def exchanged(ragged: bool, buffer: int):
         rounds = exchange.rounds(plan)
 
         def one(carry):
-            number, back, taken, ordered = carry
+            number, back, counts_taken, ordered = carry
             window = exchange.window(plan, number)
             arrived = exchange.send(rows, plan, window)
             arrivals = exchange.arrivals(plan, window)
@@ -51,11 +51,16 @@ def exchanged(ragged: bool, buffer: int):
             place = jnp.where(arrivals.expert < EXPERTS, starts[inside] + arrivals.rank, buffer)
             filled = jnp.zeros(buffer, jnp.int32).at[place].add(1, mode="drop")
             expected = jnp.arange(buffer) < arrivals.counts.sum()
-            return number + 1, back, taken + arrivals.counts, ordered & (filled == expected.astype(jnp.int32)).all()
+            return (
+                number + 1,
+                back,
+                counts_taken + arrivals.counts,
+                ordered & (filled == expected.astype(jnp.int32)).all(),
+            )
 
         start = (jnp.int32(0), jnp.zeros_like(rows), jnp.zeros(EXPERTS, jnp.int32), jnp.bool_(True))
-        _, back, taken, ordered = jax.lax.while_loop(lambda carry: carry[0] < rounds, one, start)
-        return back[None], taken[None], ordered[None], rounds[None]
+        _, back, counts_taken, ordered = jax.lax.while_loop(lambda carry: carry[0] < rounds, one, start)
+        return back[None], counts_taken[None], ordered[None], rounds[None]
 
     mesh = Mesh(np.array(jax.devices()[:WAYS]), ("expert",))
     split = PartitionSpec("expert")
@@ -79,23 +84,23 @@ def loads(kind: str, rng) -> np.ndarray:
 @pytest.mark.parametrize("buffer", [8, 24, 96])
 def test_no_row_is_lost_whatever_the_loads(ragged, buffer, monkeypatch):
     monkeypatch.setattr(jax.lax, "ragged_all_to_all", emulated_ragged)
-    program, rng, most = exchanged(ragged, buffer), np.random.default_rng(buffer), 0
+    program, rng, max_rounds = exchanged(ragged, buffer), np.random.default_rng(buffer), 0
     for kind in ["all to one", "none", *["skewed"] * 20, *["even"] * 5]:
         counts = loads(kind, rng)
         rows = np.arange(1, WAYS * ROWS + 1, dtype=np.float32).reshape(WAYS, ROWS)
-        back, taken, ordered, rounds = (np.asarray(leaf) for leaf in program(rows, counts))
+        back, counts_taken, ordered, rounds = (np.asarray(leaf) for leaf in program(rows, counts))
         expert = np.stack(
             [np.repeat(np.arange(1, WAYS * EXPERTS + 1), row).tolist() + [0] * (ROWS - row.sum()) for row in counts]
         )
         np.testing.assert_array_equal(back, rows * expert, err_msg=kind)
-        np.testing.assert_array_equal(taken, counts.sum(axis=0).reshape(WAYS, EXPERTS))
+        np.testing.assert_array_equal(counts_taken, counts.sum(axis=0).reshape(WAYS, EXPERTS))
         assert ordered.all() and len(set(rounds.tolist())) == 1
         arrivals = counts.reshape(WAYS, WAYS, EXPERTS).sum(axis=2)
         needed = arrivals.sum(axis=0).max() / buffer if ragged else arrivals.max() / (buffer // WAYS)
         assert rounds[0] == np.ceil(needed)
-        most = max(most, rounds[0])
+        max_rounds = max(max_rounds, rounds[0])
     # A buffer for everything takes one round, a small one many.
-    assert most == {8: 12, 24: 4, 96: 1}[buffer]
+    assert max_rounds == {8: 12, 24: 4, 96: 1}[buffer]
 
 
 @pytest.mark.parametrize("uses", [1, 3])

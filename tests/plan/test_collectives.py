@@ -99,8 +99,8 @@ def test_a_loop_of_unknown_length_and_a_branch_are_marked():
 
     sharded = jax.shard_map(run, mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a"), check_vma=False)
     arguments = jnp.zeros((64, 64), jnp.float32), jnp.zeros((1,), jnp.int32)
-    found = count_collectives(jax.jit(sharded).lower(*arguments).compile().as_text(), SHAPE)
-    assert sorted((c.kind, c.axes, c.times, c.exact) for c in found) == [
+    collectives = count_collectives(jax.jit(sharded).lower(*arguments).compile().as_text(), SHAPE)
+    assert sorted((c.kind, c.axes, c.times, c.exact) for c in collectives) == [
         ("all-reduce", ("a",), 1, False),
         ("all-reduce", ("c",), 1, False),
         ("collective-permute", ("b",), 1, False),

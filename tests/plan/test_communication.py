@@ -130,20 +130,20 @@ def test_ulysses(remat):
 
 def test_a_pipeline_by_hand():
     """Two stages of two layers, three micro-batches: one tick forward, three of both, one backward."""
-    found = sent({"stage": 2, "fsdp": 2, "tensor": 2}, rows=6, micro_batches=3, remat="full")
-    whole = 2 * 1 * LENGTH * EMBED
+    result = sent({"stage": 2, "fsdp": 2, "tensor": 2}, rows=6, micro_batches=3, remat="full")
+    activation = 2 * 1 * LENGTH * EMBED
     ticks, losses = 4, 3
     # The last tick is alone, and what it sends is received by nobody.
-    assert found["collective-permute", ("stage",)] == (2 * ticks - 1) * whole / 2
-    assert found["all-gather", ("stage",)] == found["reduce-scatter", ("stage",)] == losses * part(whole / 2, 2)
-    assert found["all-gather", ("fsdp",)] == part(2 * 2 * MATRICES / 2, 2)
-    assert found["reduce-scatter", ("fsdp",)] == part(4 * 2 * MATRICES / 2, 2)
-    assert found["all-gather", ("stage", "fsdp")] == part(2 * 2 * TABLE / 2, 4)
-    assert found["reduce-scatter", ("stage", "fsdp")] == part(4 * 2 * TABLE / 2, 4)
+    assert result["collective-permute", ("stage",)] == (2 * ticks - 1) * activation / 2
+    assert result["all-gather", ("stage",)] == result["reduce-scatter", ("stage",)] == losses * part(activation / 2, 2)
+    assert result["all-gather", ("fsdp",)] == part(2 * 2 * MATRICES / 2, 2)
+    assert result["reduce-scatter", ("fsdp",)] == part(4 * 2 * MATRICES / 2, 2)
+    assert result["all-gather", ("stage", "fsdp")] == part(2 * 2 * TABLE / 2, 4)
+    assert result["reduce-scatter", ("stage", "fsdp")] == part(4 * 2 * TABLE / 2, 4)
     gathers = 2 * (2 + 6) * ticks + ticks + losses / 2
-    assert found["all-gather", ("tensor",)] == part(gathers * whole, 2)
+    assert result["all-gather", ("tensor",)] == part(gathers * activation, 2)
     scatters = 2 * (2 + 5) * ticks + ticks + losses / 2
-    assert found["reduce-scatter", ("tensor",)] == part(scatters * whole, 2)
+    assert result["reduce-scatter", ("tensor",)] == part(scatters * activation, 2)
 
 
 def test_layers_that_do_not_rest_travel():

@@ -64,10 +64,10 @@ def test_tensor_parallel_experts_put_their_rows_together():
         {(t.kind, t.purpose): t.wire_bytes for t in decoder_traffic(step(mesh, remat="full")) if t.axes == ("tensor",)}
         for mesh in ({"fsdp": 4, "tensor": 2}, {"expert": 4, "tensor": 2})
     )
-    whole, rows = 2 * 64 * LENGTH // 4 * EMBED, ACTIVE * 64 * LENGTH // 4
-    assert plain["all-gather", "activations"] == LAYERS * part(6 * whole + 4 * 4 * rows, 2)
+    gathered, rows = 2 * 64 * LENGTH // 4 * EMBED, ACTIVE * 64 * LENGTH // 4
+    assert plain["all-gather", "activations"] == LAYERS * part(6 * gathered + 4 * 4 * rows, 2)
     buffer = int(1.5 * rows // 2)
-    assert spread["all-gather", "activations"] == LAYERS * part(3 * whole, 2)
+    assert spread["all-gather", "activations"] == LAYERS * part(3 * gathered, 2)
     # Rows, their weights, where they lie: forward and again; the results' gradients.
     assert spread["all-gather", "expert exchange"] == LAYERS * part(2 * buffer * (3 * 2 * EMBED + 4 * 4), 2)
     assert spread["reduce-scatter", "expert exchange"] == LAYERS * part(2 * buffer * (2 * 2 * EMBED + 4), 2)

@@ -21,15 +21,15 @@ CHANGED = [
 
 def check_lives(changed: dict, devices: int, days: float) -> None:
     times, fleet = dataclasses.replace(TIMES, **changed), dataclasses.replace(FLEET, devices=devices, days=days)
-    lives, found = simulate_lives(times, fleet, count=8, seed=1), forecast(times, fleet)
+    lives, result = simulate_lives(times, fleet, count=8, seed=1), forecast(times, fleet)
     # A life's ends shift it by up to one interval.
     ends = times.interval / (lives.days * 86400)
-    assert abs(lives.goodput - found.goodput) < 3.5 * lives.standard_error + ends
+    assert abs(lives.goodput - result.goodput) < 3.5 * lives.standard_error + ends
     assert lives.standard_error < 0.01
     spread = 4 / math.sqrt(lives.failures_per_day * lives.days * lives.count)
-    assert lives.restart == pytest.approx(found.shares["restart"], rel=spread)
-    assert lives.failures_per_day == pytest.approx(found.failures_per_day, rel=spread)
-    assert sum(found.shares.values()) == pytest.approx(1)
+    assert lives.restart == pytest.approx(result.shares["restart"], rel=spread)
+    assert lives.failures_per_day == pytest.approx(result.failures_per_day, rel=spread)
+    assert sum(result.shares.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("changed", CHANGED, ids=str)

@@ -99,8 +99,8 @@ def test_a_plan_holds_what_the_compiler_says():
     plan = plan_step(step, tiny.batch())
     state = jax.tree.leaves(program.abstract)
     # Sharded eight ways, a device holds more than an eighth of the state, since small leaves are whole everywhere.
-    whole = sum(leaf.size * (leaf.dtype.itemsize if hasattr(leaf.dtype, "itemsize") else 4) for leaf in state)
-    assert whole / 8 < plan.memory.arguments < whole
+    total_bytes = sum(leaf.size * (leaf.dtype.itemsize if hasattr(leaf.dtype, "itemsize") else 4) for leaf in state)
+    assert total_bytes / 8 < plan.memory.arguments < total_bytes
     assert (
         plan.memory.total == plan.memory.arguments + plan.memory.temporaries + plan.memory.outputs - plan.memory.reused
     )

@@ -29,7 +29,7 @@ def gated(x, gate, up, down, dy):
 
 def test_gradients_of_a_gate_are_made_in_one_pass_over_what_they_are_made_of():
     block, passes = group_passes(block_of(gated, *[(N, N)] * 5))
-    (one,) = [found for found in passes if len(found) > 1]
+    (one,) = [group for group in passes if len(group) > 1]
     assert len(one) == 3, "the hidden values, and the gradients of both of its factors"
     places = [block.operations.index(operation) for operation in one]
     assert places == list(range(places[0], places[0] + 3))

@@ -76,12 +76,12 @@ def checked(
     command = [sys.executable, "-m", "panax", "check", "--json", *arguments]
     with one_job_at_a_time():
         for index in range(processes):
-            own = dict((variables or {}).get(index, {}))
-            if "PYTHONPATH" in own:
-                own["PYTHONPATH"] = os.pathsep.join([own["PYTHONPATH"], base["PYTHONPATH"]])
+            process_variables = dict((variables or {}).get(index, {}))
+            if "PYTHONPATH" in process_variables:
+                process_variables["PYTHONPATH"] = os.pathsep.join([process_variables["PYTHONPATH"], base["PYTHONPATH"]])
             place = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
             place |= {"MASTER_ADDR": address, "MASTER_PORT": port}
-            env = base | {name: str(value) for name, value in place.items()} | own
+            env = base | {name: str(value) for name, value in place.items()} | process_variables
             with open(folder / f"{index}.out", "w") as out, open(folder / f"{index}.err", "w") as err:
                 run = [*(prefixes or {}).get(index, ()), *command]
                 children.append(subprocess.Popen(run, stdout=out, stderr=err, env=env, cwd=folder))

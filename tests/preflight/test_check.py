@@ -45,9 +45,9 @@ def test_a_runs_own_collectives_are_measured_and_nothing_else_is_left(here, caps
     said = capsys.readouterr().out
     assert code == 0
     assert "mesh           fsdp=2 · tensor=2" in said and "all-gather of 2" in said and "profile " in said
-    [kept] = here.rglob("*.json")
-    assert files(here) == ["cache", "cache/hardware", f"cache/hardware/{kept.name}", "mine"]
-    profile = read_profile(kept)
+    [stored] = here.rglob("*.json")
+    assert files(here) == ["cache", "cache/hardware", f"cache/hardware/{stored.name}", "mine"]
+    profile = read_profile(stored)
     assert profile.mesh == {"replica": 1, "stage": 1, "fsdp": 2, "expert": 1, "context": 1, "tensor": 2}
     assert {disk.place for disk in profile.disks} == {"mine", "not/there"}
     # Weights are gathered over fsdp, activations over tensor; a step has no exchange of all with all.
@@ -185,6 +185,6 @@ def test_to_a_slow_store_no_more_than_the_first_file_is_written(here, monkeypatc
 
     write = LocalStore.write
     monkeypatch.setattr(LocalStore, "write", slowly)
-    found = disks.measure_disk("below/here")
-    assert written == [disks.FIRST_BYTES] and found.write_bandwidth < disks.FIRST_BYTES / 0.5
+    disk = disks.measure_disk("below/here")
+    assert written == [disks.FIRST_BYTES] and disk.write_bandwidth < disks.FIRST_BYTES / 0.5
     assert files(here) == []

@@ -70,16 +70,16 @@ def test_every_kernel_for_this_platform_is_a_part():
 
 
 def test_a_broken_kernel_is_named_and_the_others_go_on(broken, current):
-    found = full.full_check("1.0", sizes=SMALL, only=lambda case: case.name.startswith("row sums"))
-    by_name = {part.name: part for part in found.parts}
-    assert [part.name for part in found.failed] == ["row sums, broken, float32", "row sums, broken, bfloat16"]
-    assert "sum is " in found.failed[0].why and "times what rounding may make" in found.failed[0].why
+    report = full.full_check("1.0", sizes=SMALL, only=lambda case: case.name.startswith("row sums"))
+    by_name = {part.name: part for part in report.parts}
+    assert [part.name for part in report.failed] == ["row sums, broken, float32", "row sums, broken, bfloat16"]
+    assert "sum is " in report.failed[0].why and "times what rounding may make" in report.failed[0].why
     assert by_name["row sums, xla, float32"].outcome is CheckOutcome.PASSED
-    text = full.format_markdown(found, ["figures"])
+    text = full.format_markdown(report, ["figures"])
     assert "### kernel: row sums, broken, float32" in text and "1 x" not in text.splitlines()[0]
-    assert "row sums, broken, float32" in "\n".join(full.part_lines(found))
-    assert full.write_result(full.result_file(None, *key(found)), text) is None
-    assert [path.name for path in current.glob("*.md")] == [f"{found.day}-check-cpu-{found.chip}.md"]
+    assert "row sums, broken, float32" in "\n".join(full.part_lines(report))
+    assert full.write_result(full.result_file(None, *key(report)), text) is None
+    assert [path.name for path in current.glob("*.md")] == [f"{report.day}-check-cpu-{report.chip}.md"]
 
 
 def key(found):
@@ -233,8 +233,8 @@ def test_the_command_writes_a_page_and_tells_by_its_exit_code(quick, current, ca
     page = (current / "page.md").read_text()
     assert "ZeroDivisionError: division by zero" in page and "matrices (float32)" in page and "| jax |" in page
     assert main([*one, "--json", "--output", "json.md"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert [part["outcome"] for part in found["full"]["parts"]] == ["passed", "failed"] and not found["healthy"]
+    result = json.loads(capsys.readouterr().out)
+    assert [part["outcome"] for part in result["full"]["parts"]] == ["passed", "failed"] and not result["healthy"]
     del quick[1]
     assert main(one) == 0
     assert len(list(current.glob("*-check-cpu-*.md"))) == 1

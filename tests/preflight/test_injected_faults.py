@@ -15,18 +15,18 @@ SMALL = ("--place", "disk")
 def test_a_clock_and_a_version_that_are_off_are_named(tmp_path):
     library = clock_library(tmp_path)
     odd = odd_library(tmp_path / "odd", "numpy", "1.0.99")
-    found = checked(
+    report = checked(
         tmp_path,
         2,
         variables={1: {"LD_PRELOAD": str(library), "CLOCK_AHEAD": "7", "PYTHONPATH": str(odd)}},
     )
-    [clock] = of_kind(found, "clock")
+    [clock] = of_kind(report, "clock")
     assert clock["said"].startswith("the second one's clock is ") and "ahead of the first one's" in clock["said"]
-    [version] = of_kind(found, "version")
+    [version] = of_kind(report, "version")
     assert version["where"] == "numpy" and "1.0.99 on process 1" in version["said"]
-    facts = found["profile"]["processes"][1]
+    facts = report["profile"]["processes"][1]
     assert abs(facts["clock_offset_seconds"] - 7) <= facts["clock_error_seconds"] + 1e-6
-    assert found["profile"]["mesh"]["fsdp"] == 2 and len(found["profile"]["links"]) == 2
+    assert report["profile"]["mesh"]["fsdp"] == 2 and len(report["profile"]["links"]) == 2
 
 
 @pytest.mark.slow
@@ -43,14 +43,14 @@ def test_a_host_whose_network_is_slow_is_named(tmp_path, slow):
     with hosts(tmp_path, 3) as cluster:
         if slow is not None:
             cluster.limit(slow, 200)
-        found = checked(
+        report = checked(
             tmp_path,
             3,
             prefixes={index: cluster.prefix(index) for index in range(3)},
             address=cluster.addresses[0],
         )
-    assert found["profile"]["places"] == [{"process": i, "host": f"host{i}"} for i in range(3)]
-    links = of_kind(found, "link")
+    assert report["profile"]["places"] == [{"process": i, "host": f"host{i}"} for i in range(3)]
+    links = of_kind(report, "link")
     if slow is None:
         assert links == []
     else:
@@ -85,11 +85,11 @@ def test_a_stolen_core_is_named_with_its_thief(tmp_path):
     thief = subprocess.Popen(["taskset", "-c", str(CORES[-1]), sys.executable, "-c", "while True: pass"])
     try:
         pins = {index: ["taskset", "-c", str(CORES[index % len(CORES)])] for index in range(2)}
-        found = checked(tmp_path, 2, prefixes=pins)
+        report = checked(tmp_path, 2, prefixes=pins)
     finally:
         thief.kill()
         thief.wait()
-    [cores] = of_kind(found, "cores")
+    [cores] = of_kind(report, "cores")
     assert f"(process {thief.pid})" in cores["said"]
 
 
@@ -103,13 +103,13 @@ def test_a_slow_disk_is_named(tmp_path):
             limit = f"{os.major(device)}:{os.minor(device)} {5 * 2**20}"
             (group / f"blkio.throttle.{what}_bps_device").write_text(limit)
         enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
-        found = checked(tmp_path, 1, SMALL, prefixes={0: enter})
+        report = checked(tmp_path, 1, SMALL, prefixes={0: enter})
     finally:
         group.rmdir()
-    [disk] = of_kind(found, "disk")
+    [disk] = of_kind(report, "disk")
     assert disk["where"].startswith("disk on host") and "writes 5" in disk["said"] and "below 20 MB/s" in disk["said"]
     # Measured with 4 MiB alone, and removed.
-    assert found["profile"]["disks"][0]["written_bytes"] == 2**22
+    assert report["profile"]["disks"][0]["written_bytes"] == 2**22
     assert not list(tmp_path.glob("panax-check-*"))
 
 

@@ -85,11 +85,11 @@ def test_a_clock_that_is_off_is_named(offset):
             # The others are measured against it.
             others = lambda each: each.index != 0  # noqa: E731
             profile = with_one(healthy(4), "processes", others, clock_offset_seconds=-offset)
-        found = only(profile)
-        assert found.kind == "clock" and f"process {process}" in found.where
-        assert ("ahead of" if offset > 0 else "behind") in found.said
-    found = only(with_one(healthy(2), "processes", lambda each: each.index == 1, clock_offset_seconds=offset))
-    assert found.where == "host a (process 0) and host b (process 1)"
+        findings = only(profile)
+        assert findings.kind == "clock" and f"process {process}" in findings.where
+        assert ("ahead of" if offset > 0 else "behind") in findings.said
+    findings = only(with_one(healthy(2), "processes", lambda each: each.index == 1, clock_offset_seconds=offset))
+    assert findings.where == "host a (process 0) and host b (process 1)"
 
 
 def test_a_difference_that_the_clocks_error_explains_is_not_named():
@@ -101,14 +101,14 @@ def test_a_difference_that_the_clocks_error_explains_is_not_named():
 
 def test_an_odd_version_is_named():
     odd = {**VERSIONS, "numpy": "2.0.0"}
-    found = only(with_one(healthy(4), "processes", lambda each: each.index == 2, versions=odd))
-    assert found.where == "host c (process 2)" and found.said == "numpy is 2.0.0, elsewhere 2.4.6"
-    found = only(with_one(healthy(2), "processes", lambda each: each.index == 1, versions=odd))
-    assert found.where == "numpy"
-    assert found.said == "2.4.6 on host a (process 0); 2.0.0 on host b (process 1)"
+    findings = only(with_one(healthy(4), "processes", lambda each: each.index == 2, versions=odd))
+    assert findings.where == "host c (process 2)" and findings.said == "numpy is 2.0.0, elsewhere 2.4.6"
+    findings = only(with_one(healthy(2), "processes", lambda each: each.index == 1, versions=odd))
+    assert findings.where == "numpy"
+    assert findings.said == "2.4.6 on host a (process 0); 2.0.0 on host b (process 1)"
     lacking = {name: version for name, version in VERSIONS.items() if name != "kernel"}
-    found = only(with_one(healthy(4), "processes", lambda each: each.index == 0, versions=lacking))
-    assert found.said == "kernel is missing, elsewhere 6.1"
+    findings = only(with_one(healthy(4), "processes", lambda each: each.index == 0, versions=lacking))
+    assert findings.said == "kernel is missing, elsewhere 6.1"
 
 
 def test_several_faults_are_all_named():

@@ -34,8 +34,8 @@ def main() -> None:
     report: dict = {"step": None}
     if checkpoint is not None:
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-        found = restore(checkpoint, abstract, jax.tree.map(lambda x: x.sharding, tree))
-        report = {"step": checkpoint.manifest.step, "host": checkpoint.manifest.host, "digest": digest(found)}
+        restored = restore(checkpoint, abstract, jax.tree.map(lambda x: x.sharding, tree))
+        report = {"step": checkpoint.manifest.step, "host": checkpoint.manifest.host, "digest": digest(restored)}
     tier.close(forget=False)
     print(json.dumps(report | {"said": said}), flush=True)
 

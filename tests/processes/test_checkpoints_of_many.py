@@ -75,9 +75,9 @@ def test_damage_that_one_process_meets_is_an_error_in_all(chain, tmp_path):
     data[chunk.offset] ^= 1
     file.write_bytes(data)
     try:
-        found = run(tmp_path, 3, {"fsdp": 6}, folder / "a")
+        params = run(tmp_path, 3, {"fsdp": 6}, folder / "a")
     finally:
         data[chunk.offset] ^= 1
         file.write_bytes(data)
-    assert [each["kind"] for each in found] == ["DamagedError"] * 3
-    assert all(f"{chunk.file} is damaged: bytes {chunk.offset} to" in each["error"] for each in found)
+    assert [each["kind"] for each in params] == ["DamagedError"] * 3
+    assert all(f"{chunk.file} is damaged: bytes {chunk.offset} to" in each["error"] for each in params)

@@ -73,7 +73,7 @@ def test_without_a_folder_one_of_two_processes_compiles_still(tmp_path):
         assert first["received"] == 0 and second["received"] >= 3 and "jit_step" not in names(second)
     again = run(tmp_path, "again", processes=2, **of_jax)
     assert again[0]["misses"] == 0 and again[0]["hits"] == by_jax[0]["misses"] + by_jax[0]["hits"]
-    assert len({each["loss"] for found in (off, by_jax, again) for each in found}) == 1
+    assert len({each["loss"] for outcomes in (off, by_jax, again) for each in outcomes}) == 1
 
 
 @pytest.mark.slow

@@ -30,18 +30,18 @@ def alone() -> dict:
 @pytest.mark.parametrize("index", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, len(MESHES)))])
 def test_trains_as_one_device_does(index, alone, tmp_path):
     trained, *others = (json.dumps(sizes) for sizes in (MESHES[index], *MESHES))
-    found = run_processes(tmp_path, [trained, *others])
-    assert [(each["local"], each["all"]) for each in found] == [(EACH, PROCESSES * EACH)] * PROCESSES
-    many = found[0]["trained"]
-    assert found[1]["trained"] == many
+    results = run_processes(tmp_path, [trained, *others])
+    assert [(each["local"], each["all"]) for each in results] == [(EACH, PROCESSES * EACH)] * PROCESSES
+    many = results[0]["trained"]
+    assert results[1]["trained"] == many
     np.testing.assert_allclose(many["losses"], alone["losses"], rtol=TOLERANCE)
     np.testing.assert_allclose(many["gradient_norm"], alone["gradient_norm"], rtol=10 * TOLERANCE)
     np.testing.assert_allclose(many["held_out"], alone["held_out"], rtol=TOLERANCE)
     if hasattr(os, "SCHED_BATCH"):
         # Which policy it chooses depends on what else runs here.
-        assert [each["watches_cores"] for each in found] == [True] * PROCESSES
+        assert [each["watches_cores"] for each in results] == [True] * PROCESSES
     # The slowest axis spans the processes.
-    spans = found[0]["processes"]
+    spans = results[0]["processes"]
     assert spans[0]["fsdp"] == 2
     assert spans[1] == dict.fromkeys(spans[1], 1) | {"replica": 2}
     assert spans[2] == dict.fromkeys(spans[2], 1) | {"stage": 2}

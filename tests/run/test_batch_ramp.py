@@ -25,11 +25,11 @@ def growing(experiment):
 @pytest.mark.slow
 def test_a_run_resumes_within_a_batch_and_takes_the_steps_that_are_taken_by_hand(growing, tmp_path):
     lines = []
-    whole = fit(
+    uninterrupted = fit(
         dataclasses.replace(growing, directory=str(tmp_path / "whole")), say=lines.append, devices=jax.devices()[:1]
     )
     assert any("batch ramp: 4 steps each with a half of the batch, then all of it from step 5 on" in x for x in lines)
-    assert len(whole.prepared.step._train) == 2
+    assert len(uninterrupted.prepared.step._train) == 2
     cut = dataclasses.replace(growing, directory=str(tmp_path / "cut"))
     # After 3 steps, one of the two halves of the second batch is trained on.
     with open_run(cut, quiet=True, devices=jax.devices()[:1]) as run:
@@ -39,9 +39,9 @@ def test_a_run_resumes_within_a_batch_and_takes_the_steps_that_are_taken_by_hand
                 break
     again = fit(cut, quiet=True, devices=jax.devices()[:1])
     assert again.step == 6
-    alike = zip(named_leaves(whole.state.params).items(), named_leaves(again.state.params).items(), strict=True)
-    for (name, wanted), (_, found) in alike:
-        np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted), err_msg=name)
+    alike = zip(named_leaves(uninterrupted.state.params).items(), named_leaves(again.state.params).items(), strict=True)
+    for (name, wanted), (_, actual) in alike:
+        np.testing.assert_array_equal(np.asarray(actual), np.asarray(wanted), err_msg=name)
     # By hand: the rows of the stream, cut into 4 times 4, then 8.
     prepared = prepare(dataclasses.replace(growing, batch_ramp=BatchRamp()), devices=jax.devices()[:1])
     stream = [batch for (batch, _), _ in zip(prepared.data.train.batches(), range(4))]
@@ -56,7 +56,7 @@ def test_a_run_resumes_within_a_batch_and_takes_the_steps_that_are_taken_by_hand
         start += size
     for name, wanted in named_leaves(state.params).items():
         np.testing.assert_array_equal(
-            np.asarray(named_leaves(whole.state.params)[name]), np.asarray(wanted), err_msg=name
+            np.asarray(named_leaves(uninterrupted.state.params)[name]), np.asarray(wanted), err_msg=name
         )
 
 

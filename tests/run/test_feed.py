@@ -171,12 +171,14 @@ def test_a_run_on_a_mixture_goes_on_bitwise(experiment):
     mixed = dataclasses.replace(
         experiment, num_steps=12, data=dataclasses.replace(experiment.data, corpus=mixture, held_out=0.1)
     )
-    whole = fit(dataclasses.replace(mixed, directory=f"{mixed.directory}-whole"), say=quiet)
+    uninterrupted = fit(dataclasses.replace(mixed, directory=f"{mixed.directory}-whole"), say=quiet)
     first = fit(mixed, say=quiet, trackers=(StopAt(5),))
     assert 5 <= first.step < 12
     second = fit(mixed, say=quiet)
-    assert second.step == 12 and second.evaluation == whole.evaluation
-    for ours, theirs in zip(jax.tree.leaves(second.state.params), jax.tree.leaves(whole.state.params), strict=True):
+    assert second.step == 12 and second.evaluation == uninterrupted.evaluation
+    for ours, theirs in zip(
+        jax.tree.leaves(second.state.params), jax.tree.leaves(uninterrupted.state.params), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
     account = [
         json.loads((Path(run) / "data_account.json").read_text()) for run in (mixed.folder, f"{mixed.folder}-whole")

@@ -48,10 +48,10 @@ def test_goes_on_bitwise_on_a_mesh_and_generates(experiment, tmp_path, capsys) -
     run = dataclasses.replace(
         experiment, task=DecoderTask(model=MODEL), mesh=MeshShape(fsdp=2, context=2, tensor=2), num_steps=20
     )
-    whole = fit(dataclasses.replace(run, directory=str(tmp_path / "whole")), say=str)
+    uninterrupted = fit(dataclasses.replace(run, directory=str(tmp_path / "whole")), say=str)
     first = fit(run, say=str, trackers=(StopAt(10),))
     assert first.interrupted_by == "SIGTERM" and 10 <= first.step < 20
-    resumed, undisturbed = (named_leaves(found.state.params) for found in (fit(run, say=str), whole))
+    resumed, undisturbed = (named_leaves(finished.state.params) for finished in (fit(run, say=str), uninterrupted))
     for name in undisturbed:
         np.testing.assert_array_equal(np.asarray(resumed[name]), np.asarray(undisturbed[name]), err_msg=name)
     losses = [

@@ -185,7 +185,7 @@ def test_changed_settings_are_told(experiment):
 
 
 def test_two_processes_cannot_train_in_one_folder(experiment):
-    found: list[Exception] = []
+    errors: list[Exception] = []
 
     class Second(StopAt):
         def record(self, step, values):
@@ -198,10 +198,10 @@ def test_two_processes_cannot_train_in_one_folder(experiment):
         try:
             fit(experiment, say=quiet)
         except CheckpointError as error:
-            found.append(error)
+            errors.append(error)
 
     fit(dataclasses.replace(experiment, num_steps=6), say=quiet, trackers=(Second(5, signal.SIGINT),))
-    assert "another process is training" in str(found[0])
+    assert "another process is training" in str(errors[0])
 
 
 def test_steps_that_diverge_are_skipped_and_then_an_error(experiment):
@@ -257,11 +257,11 @@ def test_plain_iterables_train_too_and_say_that_they_are_replayed(experiment):
     run = dataclasses.replace(
         experiment, task=dataclasses.replace(experiment.task, model=model), data=batches, num_steps=6
     )
-    whole = fit(dataclasses.replace(run, directory=run.directory + "-whole"), say=quiet)
+    uninterrupted = fit(dataclasses.replace(run, directory=run.directory + "-whole"), say=quiet)
     fit(run, say=quiet, trackers=(StopAt(5, signal.SIGINT),))
     with pytest.warns(UserWarning, match="draw"):
         resumed = fit(run, say=quiet)
-    assert_same_state(resumed.state, whole.state)
+    assert_same_state(resumed.state, uninterrupted.state)
 
 
 def test_data_that_ends_early_is_an_error(experiment):

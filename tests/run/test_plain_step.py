@@ -191,11 +191,11 @@ def test_alternating_updates_share_parameters():
     before = jax.device_get(states["tell"].params)
     for batch in batches:
         for name, other in (("tell", "fool"), ("fool", "tell")):
-            own, held, _ = halves[name]
+            trained_half, held, _ = halves[name]
             shared = jax.device_get(states[other].params)
             states[name], _ = steps[name](states[name].with_params(states[other].params), batch)
             after = jax.device_get(states[name].params)
-            assert not np.array_equal(getattr(after, own).weight, getattr(shared, own).weight)
+            assert not np.array_equal(getattr(after, trained_half).weight, getattr(shared, trained_half).weight)
             np.testing.assert_array_equal(getattr(after, held).weight, getattr(shared, held).weight)
     trained = jax.device_get(states["fool"].params)
     assert not np.array_equal(trained.generator.weight, before.generator.weight)

@@ -64,14 +64,14 @@ class Counts:
         faults: By kind: how many requests met it.
         bytes_read: By path without query: bytes of answers' bodies that were sent on.
         bytes_written: By path without query: bytes of requests' bodies that were received.
-        most_at_once: How many requests there were at the same time.
+        max_at_once: How many requests there were at the same time.
     """
 
     requests: dict[str, int]
     faults: dict[str, int]
     bytes_read: dict[str, int]
     bytes_written: dict[str, int]
-    most_at_once: int
+    max_at_once: int
 
 
 class Faults:
@@ -132,7 +132,7 @@ class Faults:
     def counts(self) -> Counts:
         """What was seen up to now."""
         with self._lock:
-            return Counts(**{name: dict(counter) for name, counter in self._counters.items()}, most_at_once=self._most)
+            return Counts(**{name: dict(counter) for name, counter in self._counters.items()}, max_at_once=self._most)
 
     def forget(self) -> None:
         """Begin all counts at 0."""

@@ -143,10 +143,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, answer: http.client.HTTPResponse, fault: Fault | None) -> None:
         length = answer.getheader("Content-Length")
         is_list = "list-type=" in self.path
-        whole = answer.read() if length is None or is_list else None
-        if is_list and whole is not None:
-            self.server.first_answers.setdefault(self.path, whole)
-        size = int(length) if length is not None else len(whole or b"")
+        body = answer.read() if length is None or is_list else None
+        if is_list and body is not None:
+            self.server.first_answers.setdefault(self.path, body)
+        size = int(length) if length is not None else len(body or b"")
         self.send_response_only(answer.status, answer.reason)
         for name, value in answer.getheaders():
             if name.lower() == "etag" and self.server.opaque_tags:
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         bends = fault and (fault.kind == "flip_read" or (fault.kind in ("slow", "cut") and not self.size))
-        pieces = iter([whole]) if whole else _pieces(answer)
+        pieces = iter([body]) if body else _pieces(answer)
         for piece in bent(pieces, size, fault if bends else None):
             # Before the client has it, and may ask for the counts.
             self.server.faults.count("bytes_read", self.path, len(piece))

@@ -233,16 +233,16 @@ class GradientOfAStoppedTerm(Whole):
 
 BROKEN = {
     # Task: (mesh axis, what the message says, a line of this file that it shows, or "")
-    NoSumOverTensor: ("tensor", "term of a sum", "NoSumOverTensor.layer"),
+    NoSumOverTensor: ("tensor", "partial sum", "NoSumOverTensor.layer"),
     NoEqualShares: ("tensor", "split_cotangent", ""),
-    DividedLocally: ("fsdp", "divides by a term", "DividedLocally.measured"),
-    MetricNotSummed: ("tensor", "term of a sum over devices that is not made", ""),
+    DividedLocally: ("fsdp", "divides by a partial sum", "DividedLocally.measured"),
+    MetricNotSummed: ("tensor", "partial sum over devices that is never reduced", ""),
     BiasBeforeTheSum: ("tensor", "counts once per device", "BiasBeforeTheSum.layer"),
-    NormOverTheSplitWidth: ("tensor", "term of a sum", "NormOverTheSplitWidth.layer"),
+    NormOverTheSplitWidth: ("tensor", "partial sum", "NormOverTheSplitWidth.layer"),
     EmbeddingNotSummed: ("tensor", "each device's own", ""),
     GatheredOverTheWrongAxis: ("fsdp", "gathers along dimension 1", "GatheredOverTheWrongAxis.layer"),
     SummedTwice: ("fsdp", "equal on every device", ""),
-    NonlinearBeforeTheSum: ("tensor", "takes 'tanh' of a term", "NonlinearBeforeTheSum.layer"),
+    NonlinearBeforeTheSum: ("tensor", "takes 'tanh' of a partial sum", "NonlinearBeforeTheSum.layer"),
     UnknownKernelOnATerm: ("tensor", "which has no known rule", "UnknownKernelOnATerm.layer"),
     GradientOfAStoppedTerm: ("tensor", "", "GradientOfAStoppedTerm.layer"),
 }

@@ -105,8 +105,8 @@ def test_a_sum_over_a_split_axis_is_scattered_along_the_sequence():
     residual, columns, rows = PartitionSpec(None, "tensor"), PartitionSpec(None, "tensor"), PartitionSpec("tensor")
     specs = (residual, columns, rows)
     with placement.activate():
-        found = on_mesh(placement, gradients, specs, specs)(x, up, down)
-    for got, expected in zip(found, gradients(x, up, down)):
+        actual = on_mesh(placement, gradients, specs, specs)(x, up, down)
+    for got, expected in zip(actual, gradients(x, up, down)):
         assert np.linalg.norm(got - expected) <= 1e-6 * np.linalg.norm(expected)
 
 

@@ -49,8 +49,8 @@ def test_a_low_rank_weight_on_an_int8_base_trains_like_on_one_device(zero):
         assert np.linalg.norm(many[name].astype(np.float64) - leaf) <= 1e-5 * np.linalg.norm(leaf), name
     first = named_leaves(compiled(Adapted()).init(0).params)
     assert many["up.base"].dtype == np.int8
-    kept = {name for name in first if np.array_equal(many[name], first[name])}
-    assert kept == set(Adapted.frozen_parameters)
+    frozen = {name for name in first if np.array_equal(many[name], first[name])}
+    assert frozen == set(Adapted.frozen_parameters)
 
 
 def test_the_base_travels_as_int8():
@@ -81,11 +81,11 @@ def test_a_gradient_comes_back_to_each_array_at_rest():
         return jnp.sin(contract("batch embed, embed ffn -> batch ffn", x, w)).sum()
 
     def plain(a, b):
-        whole = weight.base.astype(jnp.float32) * weight.scale[:, None] + a @ b
-        return jnp.sin(x @ whole).sum()
+        dense = weight.base.astype(jnp.float32) * weight.scale[:, None] + a @ b
+        return jnp.sin(x @ dense).sum()
 
-    found, wanted = (jax.grad(f, (0, 1))(weight.a, weight.b) for f in (ours, plain))
-    for got, expected in zip(found, wanted):
+    actual, wanted = (jax.grad(f, (0, 1))(weight.a, weight.b) for f in (ours, plain))
+    for got, expected in zip(actual, wanted):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -112,8 +112,10 @@ def test_a_gradient_that_is_formed_early_is_returned_at_once():
 
     spec = PartitionSpec("fsdp")
     with placement.activate():
-        found = jax.jit(jax.shard_map(returned, mesh=placement.mesh, in_specs=spec, out_specs=spec, check_vma=False))(w)
-    np.testing.assert_array_equal(found, np.full((16, 4), 8.0))
+        result = jax.jit(jax.shard_map(returned, mesh=placement.mesh, in_specs=spec, out_specs=spec, check_vma=False))(
+            w
+        )
+    np.testing.assert_array_equal(result, np.full((16, 4), 8.0))
 
 
 def test_a_low_rank_weight_says_what_it_is_made_of():

@@ -178,7 +178,7 @@ def test_no_such_bucket(proxy):
     store = ObjectStore.open("s3://not-there/x", QUICK)
     for act in (lambda: store.write("y", [b"1"]), lambda: store.read("y"), store.list, lambda: store.delete(["y"])):
         with pytest.raises(
-            StoreError, match=r"no such bucket .*NoSuchBucket\) \(1 try .*make it, or correct"
+            StoreError, match=r"no such bucket .*NoSuchBucket\) \(1 try .*create it, or correct"
         ) as caught:
             act()
         assert not isinstance(caught.value, ObjectNotFoundError)
@@ -228,12 +228,12 @@ def test_stores_that_say_not_found_when_removing(tmp_path, monkeypatch):
     store = ObjectStore.open(f"memory://{tmp_path.name}", QUICK)
     store.write("a", [b"1"])
     store.write("c", [b"1"])
-    whole = obstore.delete
+    original = obstore.delete
 
     def strict(client, paths):
         for path in paths:
             obstore.head(client, path)
-            whole(client, [path])
+            original(client, [path])
 
     monkeypatch.setattr("panax.stores.objects.obstore.delete", strict)
     store.delete(["a", "b", "c"])
@@ -375,11 +375,11 @@ def test_a_list_goes_on_where_it_broke_off(tmp_path, monkeypatch):
     store = ObjectStore.open(f"memory://{tmp_path.name}/run", QUICK)
     for index in range(120):
         store.write(f"{index:03d}", [b"1"])
-    whole, offsets = obstore.list, []
+    original, offsets = obstore.list, []
 
     def breaking(*arguments, offset, **options):
         offsets.append(offset)
-        for number, page in enumerate(whole(*arguments, offset=offset, **options)):
+        for number, page in enumerate(original(*arguments, offset=offset, **options)):
             if number == 1 and len(offsets) == 1:
                 raise GenericError("connection reset: ConnectionReset")
             yield page
@@ -415,4 +415,4 @@ def test_no_more_requests_at_once_than_said(proxy, bucket):
     proxy.faults.set(Fault(kind="slow", times=None, seconds=0.03))
     with ThreadPoolExecutor(32) as threads:
         list(threads.map(lambda index: store.write(f"{index}", [b"12"]), range(32)))
-    assert 2 <= proxy.faults.counts.most_at_once <= store.writers
+    assert 2 <= proxy.faults.counts.max_at_once <= store.writers

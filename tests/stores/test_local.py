@@ -36,16 +36,16 @@ def aligned(size: int, seed: int = 0) -> memoryview:
 @pytest.fixture
 def opened_direct(monkeypatch) -> list[bool]:
     """For each file that was opened for writing: whether past the page cache."""
-    whole, found = os.open, []
+    original, opened_paths = os.open, []
 
     def spying(path, flags, *rest, **options):
-        descriptor = whole(path, flags, *rest, **options)
+        descriptor = original(path, flags, *rest, **options)
         if flags & os.O_WRONLY:
-            found.append(bool(flags & os.O_DIRECT))
+            opened_paths.append(bool(flags & os.O_DIRECT))
         return descriptor
 
     monkeypatch.setattr("panax.stores.local.os.open", spying)
-    return found
+    return opened_paths
 
 
 def takes_direct(folder: Path) -> bool:
@@ -83,13 +83,13 @@ def test_memory_file_systems_take_pages_too():
 
 
 def test_a_disk_that_wants_larger_pages_is_written_through_the_cache(tmp_path, monkeypatch):
-    whole, refused = os.write, []
+    original, refused = os.write, []
 
     def particular(descriptor, view):
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT and len(view) != SIZE:
             refused.append(len(view))
             raise OSError(errno.EINVAL, "Invalid argument")
-        return whole(descriptor, view)
+        return original(descriptor, view)
 
     monkeypatch.setattr("panax.stores.local.os.write", particular)
     parts = [aligned(SIZE), aligned(PAGE, 1)]
@@ -111,12 +111,12 @@ def test_a_short_write_goes_on(tmp_path, monkeypatch):
 def test_a_disk_that_is_full_or_broken_keeps_the_old_object(tmp_path, monkeypatch, code, direct):
     store = LocalStore(tmp_path)
     store.write("a/x", [b"old"])
-    whole, written = os.write, []
+    original, written = os.write, []
 
     def filling(descriptor, view):
         if sum(written) >= SIZE // 2:
             raise OSError(code, os.strerror(code))
-        written.append(whole(descriptor, view[: SIZE // 4]))
+        written.append(original(descriptor, view[: SIZE // 4]))
         return written[-1]
 
     monkeypatch.setattr("panax.stores.local.os.write", filling)
@@ -259,8 +259,8 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_object(tmp_path):
         writer.wait()
         writer.stdout.close()
         assert store.list() == [Entry("a/x", size)]
-        found = store.read("a/x")
-        assert found in (bytes(size), b"\1" * size, b"\2" * size)
+        opened_paths = store.read("a/x")
+        assert opened_paths in (bytes(size), b"\1" * size, b"\2" * size)
         left += sum(path.name.endswith(".tmp") for path in tmp_path.rglob("*"))
         store.sweep()
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["x"]
@@ -268,13 +268,13 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_object(tmp_path):
 
 
 def test_a_folder_that_goes_while_it_is_written_to_is_made_again(tmp_path, monkeypatch):
-    store, whole, turns = LocalStore(tmp_path), Path.rename, []
+    store, original, turns = LocalStore(tmp_path), Path.rename, []
 
     def late(path, target):
         if not turns:
             turns.append(1)
             shutil.rmtree(tmp_path / "a")
-        return whole(path, target)
+        return original(path, target)
 
     monkeypatch.setattr("panax.stores.local.Path.rename", late)
     store.write("a/x", [b"new"])

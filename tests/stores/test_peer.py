@@ -88,9 +88,9 @@ def test_a_request_that_was_overheard_is_good_for_nothing_else(served):
             method, path, body=b"1" * size, headers={"Authorization": signed, "Content-Length": str(size)}
         )
         with contextlib.closing(connection.getresponse()) as response:
-            found = response.status
+            status = response.status
         connection.close()
-        return found
+        return status
 
     assert asked("DELETE", "/x") == asked("GET", "/other") == asked("DELETE", "/other", 1) == 403
     assert asked("DELETE", "/other") == 200
@@ -126,7 +126,7 @@ def test_a_sender_that_dies_leaves_nothing(served):
 
 
 def test_too_large_a_body_is_refused(tmp_path):
-    server = PeerServer(LocalStore(tmp_path), "secret", most_bytes=100)
+    server = PeerServer(LocalStore(tmp_path), "secret", max_bytes=100)
     try:
         with pytest.raises(StoreError):
             PeerStore(server.address, "secret").write("x", [b"1" * 101])
@@ -156,7 +156,7 @@ def test_a_union_asks_the_next_holder_when_asked_again(tmp_path):
 
 def test_connections_without_the_token_are_few_and_short(served, peer, monkeypatch):
     _, server = served
-    monkeypatch.setattr(server._server, "most_waiting", 8)
+    monkeypatch.setattr(server._server, "max_waiting", 8)
     monkeypatch.setattr(server._server, "waiting_seconds", 0.3)
     host, port = server.address.split(":")
     before = threading.active_count()

@@ -64,8 +64,10 @@ def compare_rooms(
         allowed = budget.get(room, 0.0)
         lines.append(f"{room:14}{used.get(room, 0.0):9.1f}{allowed:8.0f}")
         if used.get(room, 0.0) > allowed:
-            own = sorted(((s, case) for case, s in wall.items() if room_of(case) == room), reverse=True)[:LONGEST]
-            longest = ", ".join(f"{case} ({seconds:.1f} s)" for seconds, case in own)
+            longest_cases = sorted(((s, case) for case, s in wall.items() if room_of(case) == room), reverse=True)[
+                :LONGEST
+            ]
+            longest = ", ".join(f"{case} ({seconds:.1f} s)" for seconds, case in longest_cases)
             warnings.append(f"warning: {room} took {used[room]:.0f} s of {allowed:.0f} s; its longest tests: {longest}")
     total = sum(budget.values())
     lines.append(f"{'all tests':14}{sum(used.values()):9.1f}{total - budget.get(COLLECTION, 0.0):8.0f}")

@@ -48,11 +48,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.suffix != ".py" or not collection_path.is_relative_to(TESTS):
         return None
     file = collection_path.relative_to(TESTS).as_posix()
-    whole = [tier for tier in TIERS if WHOLE_FILE in config.stash[_LIST][tier].get(file, ())]
-    if not whole:
+    file_tiers = [tier for tier in TIERS if WHOLE_FILE in config.stash[_LIST][tier].get(file, ())]
+    if not file_tiers:
         return None
     expression = Expression.compile(config.option.markexpr or "full or slow")
-    possible = {*whole, "slow"}  # Single cases of the file may be marked slow.
+    possible = {*file_tiers, "slow"}  # Single cases of the file may be marked slow.
     return True if not any(expression.evaluate(_only(tier)) for tier in possible) else None
 
 

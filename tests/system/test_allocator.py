@@ -100,11 +100,11 @@ def test_a_program_that_need_not_does_not(tmp_path, choice, held):
 
 
 def test_only_large_temporaries_are_mapped_and_only_in_huge_pages(system, monkeypatch):
-    taken = []
+    seconds = []
 
     class Glibc:
         def mallopt(self, option, value):
-            taken.append((option, value))
+            seconds.append((option, value))
             return 1
 
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: Glibc())
@@ -112,14 +112,14 @@ def test_only_large_temporaries_are_mapped_and_only_in_huge_pages(system, monkey
     system("always")
     assert not allocator.prepare_allocator(allocator.LARGE_BYTES), "nothing was set before"
     assert keep_freed_memory()
-    before = len(taken)
+    before = len(seconds)
     assert not allocator.prepare_allocator(allocator.LARGE_BYTES - 1)
     system("never")
-    assert not allocator.prepare_allocator(allocator.LARGE_BYTES) and len(taken) == before
+    assert not allocator.prepare_allocator(allocator.LARGE_BYTES) and len(seconds) == before
     system("madvise")
     monkeypatch.setenv(TUNABLES, HUGE_PAGES_TUNABLE)
     assert allocator.prepare_allocator(allocator.LARGE_BYTES)
-    assert taken[before:] == [
+    assert seconds[before:] == [
         (allocator.M_MMAP_MAX, allocator.MAPPED_BLOCKS),
         (allocator.M_MMAP_THRESHOLD, allocator.MAPPED_BYTES),
     ]

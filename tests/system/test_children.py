@@ -75,8 +75,8 @@ def test_silence_is_not_counted_while_this_process_was_stopped(child, monkeypatc
 
 
 def test_a_command_that_runs_has_an_end_and_so_has_what_it_started():
-    found = run_command(["sh", "-c", "cat; echo wrong >&2; exit 3"], 10, input_text="given")
-    assert found == (3, "given", "wrong\n")
+    completed = run_command(["sh", "-c", "cat; echo wrong >&2; exit 3"], 10, input_text="given")
+    assert completed == (3, "given", "wrong\n")
     # What it forked holds its outputs, and is not waited for.
     assert (
         run_command(

@@ -31,7 +31,7 @@ EXCEPTIONS = {
 
 def waits_in(source: str) -> list[tuple[str, int]]:
     """(what is called, the line) of calls that may wait without an end."""
-    found = []
+    timeouts = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
@@ -40,16 +40,16 @@ def waits_in(source: str) -> list[tuple[str, int]]:
         limited = bool(node.args) or any(word.arg in ("timeout", "seconds") for word in node.keywords)
         if called in ("subprocess.run", "subprocess.call", "subprocess.check_output", "subprocess.check_call"):
             if not any(word.arg == "timeout" for word in node.keywords):
-                found.append((called, node.lineno))
+                timeouts.append((called, node.lineno))
         elif called.startswith("self.") and called.count(".") == 1:
             continue  # a method of one's own, in which the waits are
         elif isinstance(node.func, ast.Attribute) and name in ("wait", "join", "communicate") and not limited:
-            found.append((name, node.lineno))
+            timeouts.append((name, node.lineno))
         elif name == "read" and not node.args and isinstance(node.func, ast.Attribute):
             receiver = ast.unparse(node.func.value).rpartition(".")[2]
             if receiver in PIPES:
-                found.append((name, node.lineno))
-    return found
+                timeouts.append((name, node.lineno))
+    return timeouts
 
 
 def all_waits() -> dict[tuple[str, str], list[int]]:

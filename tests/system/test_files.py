@@ -56,15 +56,15 @@ def test_a_checkpoint_that_is_a_link_is_removed_as_one_and_sweeps_leave_it(linke
 
 
 def test_nothing_is_written_through_a_link(linked):
-    store, own, _ = linked
+    store, store_folder, _ = linked
     for write in (lambda: store.write("step_00000005/new", [b"x"]), lambda: store.create("step_00000005/new", b"x")):
         with pytest.raises(StoreError, match="is a link to"):
             write()
-    victim = own.parent / "victim"
+    victim = store_folder.parent / "victim"
     victim.write_text("theirs")
-    (own / "file").symlink_to(victim)
+    (store_folder / "file").symlink_to(victim)
     store.write("file", [b"ours"])  # the link is replaced
-    assert victim.read_text() == "theirs" and store.read("file") == b"ours" and not (own / "file").is_symlink()
+    assert victim.read_text() == "theirs" and store.read("file") == b"ours" and not (store_folder / "file").is_symlink()
 
 
 def test_the_stores_own_folder_may_be_a_link_and_stays_where_it_is(tmp_path, monkeypatch):
@@ -81,17 +81,17 @@ def test_the_stores_own_folder_may_be_a_link_and_stays_where_it_is(tmp_path, mon
 
 
 def test_a_folder_is_removed_without_what_its_links_lead_to(tmp_path):
-    kept, gone = tmp_path / "kept", tmp_path / "gone"
+    store_path, gone = tmp_path / "kept", tmp_path / "gone"
     (gone / "in" / "side").mkdir(parents=True)
-    kept.mkdir()
-    (kept / "file").write_text("x")
-    (gone / "in" / "link").symlink_to(kept)
+    store_path.mkdir()
+    (store_path / "file").write_text("x")
+    (gone / "in" / "link").symlink_to(store_path)
     (gone / "dangling").symlink_to(tmp_path / "nothing")
     files.remove_folder(gone)
-    assert not gone.exists() and all_in(kept) == ["file"]
-    gone.symlink_to(kept)
+    assert not gone.exists() and all_in(store_path) == ["file"]
+    gone.symlink_to(store_path)
     files.remove_folder(gone)
-    assert not os.path.lexists(gone) and all_in(kept) == ["file"]
+    assert not os.path.lexists(gone) and all_in(store_path) == ["file"]
     files.remove_folder(gone)
 
 

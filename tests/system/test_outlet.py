@@ -34,7 +34,7 @@ def test_text_comes_in_its_order():
 
 def test_a_stream_that_nobody_reads_holds_nothing_up_and_what_is_left_out_is_counted():
     reading, stream = pipe()
-    outlet = Outlet(stream, most_waiting=10_000)
+    outlet = Outlet(stream, max_waiting=10_000)
     began = time.monotonic()
     for number in range(20_000):
         outlet.write(f"line {number:010}\n")

@@ -58,9 +58,9 @@ def test_weights_are_fbgemms_after_100_steps() -> None:
         (weighted, plain), (weights, _) = DATA["ids"][number], DATA["weights"][number]
         batch = {"weighted": weighted, "sum": plain, "weights": weights, "direction": DATA["directions"][number]}
         state, _ = step(state, batch)
-    table, kept = np.asarray(state.params.table), np.asarray(state.tables["table"]["sum"])
+    table, sums = np.asarray(state.params.table), np.asarray(state.tables["table"]["sum"])
     np.testing.assert_allclose(table, golden["weights_after"], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(kept, golden["state_after"], rtol=1e-5)
+    np.testing.assert_allclose(sums, golden["state_after"], rtol=1e-5)
     # What it is about is in it: bags that are empty, duplicates in a bag and in a step, and rows that moved far.
     ids = DATA["ids"]
     assert (ids < 0).all(axis=-1).any() and ((ids[..., 0] == ids[..., 1]) & (ids[..., 0] >= 0)).any()

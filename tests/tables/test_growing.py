@@ -52,21 +52,27 @@ def written_out(growth: Growth, batches: list[dict[str, np.ndarray]]) -> tuple[d
         where = np.asarray(assign_blocks(jnp.asarray(words), len(blocks)))
         keys = [(int(low) | int(high) << 32) for low, high in words]
         for key, block in zip(keys, where):
-            blocks[block] = [(key, step) if key == owner else (owner, asked) for owner, asked in blocks[block]]
-        given = taken = crowded = 0
+            blocks[block] = [
+                (key, step) if key == owner else (owner, last_request) for owner, last_request in blocks[block]
+            ]
+        assigned = evicted = crowded = 0
         for key, block in sorted(zip(keys, where)):
             rows = blocks[block]
             if any(owner == key for owner, _ in rows):
                 continue
-            idle = [way for way, (_, asked) in enumerate(rows) if asked < 0 or step - asked > growth.idle_steps]
+            idle = [
+                way
+                for way, (_, last_request) in enumerate(rows)
+                if last_request < 0 or step - last_request > growth.idle_steps
+            ]
             if not idle:
                 crowded += 1
                 continue
             way = min(idle, key=lambda way: rows[way][1])
-            taken += rows[way][1] >= 0
-            given += 1
+            evicted += rows[way][1] >= 0
+            assigned += 1
             rows[way] = key, step
-        counts.append({"given": given, "taken": taken, "crowded": crowded})
+        counts.append({"given": assigned, "taken": evicted, "crowded": crowded})
     places = {key: b * growth.ways + way for b, rows in enumerate(blocks) for way, (key, _) in enumerate(rows) if key}
     return places, counts
 
@@ -81,9 +87,9 @@ def alone() -> tuple[TrainState, list[Any]]:
 
 
 def test_rows_are_given_out_as_a_written_out_vocabulary_says(alone):
-    state, found = alone
+    state, actual = alone
     places, counts = written_out(Growth(ways=WAYS), [keyed_batch(seed) for seed in range(STEPS)])
-    for told, expected in zip(found, counts):
+    for told, expected in zip(actual, counts):
         assert told == {f"vocabulary/item/{name}": value for name, value in expected.items()}
     # The data reach every case.
     assert all(sum(each[name] for each in counts) > 0 for name in ("given", "taken", "crowded"))
@@ -117,15 +123,15 @@ def test_a_row_that_is_taken_begins_anew_and_no_other_changes(alone):
     before = jax.device_put(alone[0], step.shardings)
     assert step.program.growing is not None
     after, numbers, _, counts, _ = step.program.growing.assign_rows(before, batch, step.batch_axes)
-    given = np.asarray(after.model_state["item"]["asked"]) == STEPS
-    given &= (np.asarray(after.model_state["item"]["keys"]) != vocabulary(before)["keys"]).any(axis=1)
-    assert given.sum() == int(counts["vocabulary/item/given"]) > int(counts["vocabulary/item/taken"]) - 1 > 4
+    assigned = np.asarray(after.model_state["item"]["asked"]) == STEPS
+    assigned &= (np.asarray(after.model_state["item"]["keys"]) != vocabulary(before)["keys"]).any(axis=1)
+    assert assigned.sum() == int(counts["vocabulary/item/given"]) > int(counts["vocabulary/item/taken"]) - 1 > 4
     first = init_rows(after.model_state["item"]["keys"], 8, jax.random.bits(before.key, (), np.uint32), each.scale)
     tables = [np.asarray(named_leaves(state.params)[each.table]) for state in (before, after)]
-    np.testing.assert_array_equal(tables[1], np.where(given[:, None], first, tables[0]))
+    np.testing.assert_array_equal(tables[1], np.where(assigned[:, None], first, tables[0]))
     sums = [np.asarray((state.tables or {})[each.table]["sum"]) for state in (before, after)]
-    np.testing.assert_array_equal(sums[1], np.where(given, 0, sums[0]))
-    assert (sums[0][given] > 0).any() and 0.5 < np.abs(first).max() / each.scale < 1
+    np.testing.assert_array_equal(sums[1], np.where(assigned, 0, sums[0]))
+    assert (sums[0][assigned] > 0).any() and 0.5 < np.abs(first).max() / each.scale < 1
     assert (numbers["seen"] >= 0).sum() == (batch["seen"] != 0).any(axis=-1).sum()
 
 
@@ -140,18 +146,20 @@ def test_a_step_that_is_skipped_gives_out_nothing(alone, mesh, micro):
     assert alone[1][-1]["vocabulary/item/taken"] > 4
     # A copy: a step writes into what it is given.
     before = jax.tree.map(jnp.array, jax.device_put(alone[0], step.shardings))
-    kept = jax.device_get(jax.tree.map(jnp.array, before))
+    snapshot = jax.device_get(jax.tree.map(jnp.array, before))
     after, scalars = step(before, step.put(bad))
     assert int(scalars["skipped"]) == 1
     assert [int(scalars[f"vocabulary/item/{name}"]) for name in ("given", "taken", "crowded")] == [0, 0, 0]
     for name in ("params", "tables", "model_state", "optimizer_state"):
-        for one, two in zip(jax.tree.leaves(getattr(kept, name)), jax.tree.leaves(getattr(after, name)), strict=True):
+        for one, two in zip(
+            jax.tree.leaves(getattr(snapshot, name)), jax.tree.leaves(getattr(after, name)), strict=True
+        ):
             np.testing.assert_array_equal(one, two, err_msg=name)
     # The next one gives rows out as if that batch had not been.
     after, scalars = step(after, step.put(keyed_batch(STEPS)))
     assert int(scalars["skipped_in_a_row"]) == 0
     assert int(scalars["vocabulary/item/given"]) >= int(scalars["vocabulary/item/taken"]) > 4
-    wanted, _ = step(jax.device_put(kept, step.shardings), step.put(keyed_batch(STEPS)))
+    wanted, _ = step(jax.device_put(snapshot, step.shardings), step.put(keyed_batch(STEPS)))
     np.testing.assert_array_equal(vocabulary(after)["keys"], vocabulary(wanted)["keys"])
 
 
@@ -162,8 +170,8 @@ def test_a_checkpoint_keeps_the_vocabulary_and_any_mesh_takes_it(tmp_path, alone
     checkpointer.save(jax.device_put(half, step.shardings), 3, {"data": None})
     checkpointer.finish()
     other = step_of({"fsdp": 2, "tensor": 2}, 4)
-    found = restore(next(Checkpointer(str(tmp_path)).newest_first()), other.program.abstract, other.shardings)
-    state, _ = trained(other, 3, STEPS, found)
+    restored = restore(next(Checkpointer(str(tmp_path)).newest_first()), other.program.abstract, other.shardings)
+    state, _ = trained(other, 3, STEPS, restored)
     for name in ("keys", "asked"):
         np.testing.assert_array_equal(vocabulary(state)[name], vocabulary(alone[0])[name])
 
@@ -176,10 +184,10 @@ def test_evaluations_give_no_rows_and_read_zeros_for_strangers(alone):
         **{leaf: key_of(np.full((16, n), 12345)) for leaf, n in (("seen", 5), ("bought", 3))},
     }
     nobody = {**strangers, **{leaf: np.zeros_like(strangers[leaf]) for leaf in ("seen", "bought")}}
-    found = [evaluate_all(step, state, [step.put(batch)]) for batch in (strangers, nobody)]
-    assert found[0] == found[1]
+    results = [evaluate_all(step, state, [step.put(batch)]) for batch in (strangers, nobody)]
+    assert results[0] == results[1]
     known = evaluate_all(step, state, [step.put({**strangers, "seen": keyed_batch(STEPS - 1)["seen"]})])
-    assert known != found[0]
+    assert known != results[0]
     np.testing.assert_array_equal(vocabulary(state)["asked"], vocabulary(alone[0])["asked"])
 
 
@@ -257,7 +265,7 @@ def test_two_towers_grow_and_tell_the_vectors_of_a_catalogue():
     assert len({tuple(each) for each in vectors.tolist()}) == 9
     # Of nine rows and of one row products add up in other orders: five units in the last place of vectors of length 1.
     np.testing.assert_allclose(vectors[8], nobody[0], atol=5 * 2.0**-24)
-    with pytest.raises(RecipeError, match="the table 'film' grows, and its vocabulary is not here"):
+    with pytest.raises(RecipeError, match="the table 'film' grows, but its vocabulary is missing"):
         item_vectors(task, state.params, catalog)
 
 

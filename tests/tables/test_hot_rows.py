@@ -37,28 +37,28 @@ def step_of(tables: TablesConfig, mesh: dict[str, int] | None = None, devices: i
 def rows_of(state: Any, tables: TablesConfig, name: str = "item") -> np.ndarray:
     """A table by id, and the optimizer state of each row, from all placements."""
     (table,) = (table for table in tables.tables if table.name == name)
-    found = np.full((table.rows, table.width + 1), np.nan, np.float32)
+    result = np.full((table.rows, table.width + 1), np.nan, np.float32)
     for n, (plan, stack) in enumerate(zip(tables.stacks, state.params.tables.stacks)):
         row = np.asarray(unmix_rows(jax.numpy.arange(plan.rows), plan.rows, plan.blocks))
-        kept = np.asarray(state.tables[f"tables.stacks.{n}.table"]["sum"])
+        sums = np.asarray(state.tables[f"tables.stacks.{n}.table"]["sum"])
         for part, offset in zip(plan.parts, plan.offsets):
             mine = (row >= offset) & (row < offset + part.rows)
             if part.table.name == name:
-                found[row[mine] - offset + part.first] = np.c_[np.asarray(stack.table)[mine], kept[mine]]
-    assert not np.isnan(found).any()
-    return found
+                result[row[mine] - offset + part.first] = np.c_[np.asarray(stack.table)[mine], sums[mine]]
+    assert not np.isnan(result).any()
+    return result
 
 
 def with_rows(state: Any, tables: TablesConfig, rows: dict[str, np.ndarray]) -> Any:
     """A state with other tables."""
     stacks = []
     for plan, stack in zip(tables.stacks, state.params.tables.stacks):
-        whole = np.zeros(stack.table.shape, np.float32)
+        full_table = np.zeros(stack.table.shape, np.float32)
         row = np.asarray(unmix_rows(jax.numpy.arange(plan.rows), plan.rows, plan.blocks))
         for part, offset in zip(plan.parts, plan.offsets):
             mine = (row >= offset) & (row < offset + part.rows)
-            whole[mine] = rows[part.table.name][row[mine] - offset + part.first, :-1]
-        stacks.append(dataclasses.replace(stack, table=jax.device_put(whole, stack.table.sharding)))
+            full_table[mine] = rows[part.table.name][row[mine] - offset + part.first, :-1]
+        stacks.append(dataclasses.replace(stack, table=jax.device_put(full_table, stack.table.sharding)))
     held = dataclasses.replace(state.params.tables, stacks=tuple(stacks))
     return dataclasses.replace(state, params=dataclasses.replace(state.params, tables=held))
 
@@ -80,13 +80,13 @@ def trained(step: CompiledStep, tables: TablesConfig, rows: dict[str, np.ndarray
     ],
 )
 def test_a_table_in_two_parts_trains_as_one(mesh, devices):
-    whole, parted = tables_with(), tables_with(hot_rows=HOT)
-    step = step_of(whole)
+    full_table, parted = tables_with(), tables_with(hot_rows=HOT)
+    step = step_of(full_table)
     first = jax.device_get(step.init(0))
-    rows = {table.name: rows_of(first, whole, table.name) for table in whole.tables}
-    expected, found = trained(step, whole, rows), trained(step_of(parted, mesh, devices), parted, rows)
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-    np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=2e-6)
+    rows = {table.name: rows_of(first, full_table, table.name) for table in full_table.tables}
+    expected, actual = trained(step, full_table, rows), trained(step_of(parted, mesh, devices), parted, rows)
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
+    np.testing.assert_allclose(actual[1], expected[1], rtol=0, atol=2e-6)
     # Both parts were trained.
     moved = (expected[1] != rows["item"]).any(axis=1)
     assert moved[:HOT].any() and moved[HOT:].any()

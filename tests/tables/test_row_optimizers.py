@@ -47,18 +47,18 @@ class BagTask(Task):
 
 def batches() -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
-    found = []
+    results = []
     for _ in range(STEPS):
         ids = np.minimum(rng.zipf(1.3, (8, 4)) - 1, ROWS - 1)
         length = rng.integers(0, 5, (8, 1))
-        found.append(
+        results.append(
             {
                 "ids": np.where(np.arange(4) < length, ids, -1).astype(np.int32),
                 "weights": rng.uniform(0.5, 1.5, (8, 4)).astype(np.float32),
                 "target": rng.normal(size=(8, WIDTH)).astype(np.float32),
             }
         )
-    return found
+    return results
 
 
 def trained(optimizer: RowOptimizer) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
@@ -85,13 +85,13 @@ def test_lazy_adam_is_pytorchs_sparse_adam() -> None:
     for batch in batches():
         there = batch["ids"] >= 0
         offsets = np.cumsum(np.concatenate([[0], there.sum(axis=1)]))[:-1]
-        found = bag(
+        bags = bag(
             torch.tensor(batch["ids"][there], dtype=torch.int64),
             torch.tensor(offsets),
             per_sample_weights=torch.tensor(batch["weights"][there]),
         )
         optimizer.zero_grad()
-        (0.5 * (found - torch.tensor(batch["target"])).square().sum()).backward()
+        (0.5 * (bags - torch.tensor(batch["target"])).square().sum()).backward()
         optimizer.step()
     np.testing.assert_allclose(table, bag.weight.detach().numpy(), rtol=0, atol=1e-6)
     assert np.abs(table - first).max() > 0.1
@@ -117,7 +117,7 @@ def test_row_wise_adagrad_is_what_its_steps_say(decay: str) -> None:
     weight_decay, rate, epsilon = (0.0 if decay == "none" else 0.05), 0.1, 1e-8
     kind: Any = "l2" if decay == "none" else decay
     optimizer = RowWiseAdagrad(schedule=constant(rate), weight_decay=weight_decay, decay=kind, epsilon=epsilon)
-    first, table, kept = trained(optimizer)
+    first, table, row_state = trained(optimizer)
     total = np.zeros(ROWS)
 
     def change(i: int, row: np.ndarray, gradient: np.ndarray) -> np.ndarray:
@@ -128,8 +128,8 @@ def test_row_wise_adagrad_is_what_its_steps_say(decay: str) -> None:
         return shrunk - rate / (np.sqrt(total[i]) + epsilon) * gradient
 
     np.testing.assert_allclose(table, reference(first, change), rtol=0, atol=1e-6)
-    np.testing.assert_allclose(kept["sum"], total, rtol=1e-5)
-    assert (kept["sum"] == 0).any() and (table[kept["sum"] == 0] == first[kept["sum"] == 0]).all()
+    np.testing.assert_allclose(row_state["sum"], total, rtol=1e-5)
+    assert (row_state["sum"] == 0).any() and (table[row_state["sum"] == 0] == first[row_state["sum"] == 0]).all()
 
 
 def test_row_sgd_is_what_its_steps_say() -> None:

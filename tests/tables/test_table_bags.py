@@ -42,25 +42,25 @@ def test_bags_are_pytorchs(pooling: Any, as_rows: bool) -> None:
         if as_rows:
             numbers = unique_rows(jnp.asarray(ids).reshape(-1), 20, 20)
             source = GatheredRows(numbers, values.at[numbers].get(mode="clip"), 20)
-        given = None if weights is None else jnp.asarray(weights)
-        return embedding_bag(source, jnp.asarray(ids), pooling=pooling, weights=given)
+        factors = None if weights is None else jnp.asarray(weights)
+        return embedding_bag(source, jnp.asarray(ids), pooling=pooling, weights=factors)
 
     there = ids >= 0
-    own = torch.tensor(table, requires_grad=True)
+    torch_table = torch.tensor(table, requires_grad=True)
     theirs = torch.nn.functional.embedding_bag(
         torch.tensor(ids[there], dtype=torch.int64),
-        own,
+        torch_table,
         torch.tensor(np.cumsum([0, *there.sum(axis=1)])[:-1]),
         mode=pooling,
         per_sample_weights=None if weights is None else torch.tensor(weights[there]),
     )
-    found, pull = jax.vjp(bags, jnp.asarray(table))
-    np.testing.assert_allclose(found, theirs.detach().numpy(), rtol=1e-6, atol=1e-6)
-    assert (found[1] == 0).all()
-    gradient = rng.normal(size=found.shape).astype(np.float32)
+    actual, pull = jax.vjp(bags, jnp.asarray(table))
+    np.testing.assert_allclose(actual, theirs.detach().numpy(), rtol=1e-6, atol=1e-6)
+    assert (actual[1] == 0).all()
+    gradient = rng.normal(size=actual.shape).astype(np.float32)
     theirs.backward(torch.tensor(gradient))
-    assert own.grad is not None
-    np.testing.assert_allclose(pull(jnp.asarray(gradient))[0], own.grad.numpy(), rtol=1e-5, atol=1e-6)
+    assert torch_table.grad is not None
+    np.testing.assert_allclose(pull(jnp.asarray(gradient))[0], torch_table.grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_row_that_the_task_did_not_name_is_not_a_number() -> None:

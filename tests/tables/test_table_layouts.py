@@ -157,10 +157,10 @@ def test_ids_that_all_meet_at_one_device_cost_rounds_and_none_is_lost(monkeypatc
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     assert_same(state, expected)
     # Each device has 18 ids of two examples, all of one owner, which takes in few of each device at a time.
-    asked = 18
+    num_requested = 18
     ids = {name: batches[0][name][:2] for name in ("user", "seen", "bought")}
     distinct = sum(len(np.unique(x)) for x in (ids["user"], np.concatenate([ids["seen"], ids["bought"]], axis=1)))
-    assert distinct > 4 * -(-int(0.5 * asked) // 8)
+    assert distinct > 4 * -(-int(0.5 * num_requested) // 8)
     tables = np.asarray(state.params.tables.stacks[0].table)
     first = np.asarray(jax.device_get(step.init(0)).params.tables.stacks[0].table)
     assert (tables[len(tables) // 8 :] == first[len(tables) // 8 :]).all()
@@ -204,7 +204,7 @@ ALLOWED = {"parameter", "get-tuple-element", "scatter", "gather", "bitcast", "tu
 
 def of_size(text: str, shape: str) -> set[str]:
     """Which operations of a compiled program give an array of a shape; a fusion counts as what it computes last."""
-    found, roots, name = set(), {}, ""
+    shapes, roots, name = set(), {}, ""
     for line in text.splitlines():
         head = re.match(r"(?:ENTRY )?%(\S+) \(.*\{$", line)
         name = head.group(1) if head else name
@@ -214,8 +214,8 @@ def of_size(text: str, shape: str) -> set[str]:
         if one.group(1):
             roots[name] = one.group(3)
         called = re.search(r"calls=%([\w.-]+)", line)
-        found.add(roots[called.group(1)] if one.group(3) == "fusion" and called else one.group(3))
-    return found
+        shapes.add(roots[called.group(1)] if one.group(3) == "fusion" and called else one.group(3))
+    return shapes
 
 
 @pytest.mark.parametrize("mesh", [None, pytest.param({"fsdp": 4, "tensor": 2}, marks=pytest.mark.slow)])

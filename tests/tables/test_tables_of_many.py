@@ -39,9 +39,9 @@ def test_two_processes_restore_train_and_save_what_one_goes_on_from(saved, tmp_p
     folder, first, unbroken = saved
     between = str(tmp_path / "between")
     arguments = [json.dumps({"fsdp": 8}), "1", folder, between]
-    found = run_job(tmp_path / "job", tables_worker.__file__, arguments, processes=2, devices=4, seconds=180)
-    assert found[0] == found[1] and found[0]["begun"] == first["ended"]
+    results = run_job(tmp_path / "job", tables_worker.__file__, arguments, processes=2, devices=4, seconds=180)
+    assert results[0] == results[1] and results[0]["begun"] == first["ended"]
     last = tables_worker.trained({}, 1, between, "-", jax.devices()[:1])
-    assert last["begun"] == found[0]["ended"]
-    np.testing.assert_allclose(found[0]["losses"] + last["losses"], unbroken["losses"][2:], rtol=1e-5)
+    assert last["begun"] == results[0]["ended"]
+    np.testing.assert_allclose(results[0]["losses"] + last["losses"], unbroken["losses"][2:], rtol=1e-5)
     np.testing.assert_allclose(last["sum"], unbroken["sum"], rtol=1e-6)

@@ -57,10 +57,10 @@ def test_a_tree_with_errors_and_warnings(tmp_path):
         "        raise KeyError('not a message to users')\n"
         "        raise Own(text)\n"
     )
-    own, slow = collect(tmp_path)
-    assert own == Message("Own", "a.size=‹n›; expected 1 or more", "p/a.py", "A.check", "a.size")
+    local, slow = collect(tmp_path)
+    assert local == Message("Own", "a.size=‹n›; expected 1 or more", "p/a.py", "A.check", "a.size")
     assert slow == Message("warning", "it is slow", "p/a.py", "A.check", "")
-    text = pages([own, slow], [Cause("it is slow", "It waits.", "Wait with it.")])
+    text = pages([local, slow], [Cause("it is slow", "It waits.", "Wait with it.")])
     assert set(text) == {"index.md", "p.md"}
     assert "> a.size=‹n›; expected 1 or more" in text["p.md"] and "**Cure:** Wait with it." in text["p.md"]
     assert "| [p](p.md) | 1 | 1 |" in text["index.md"]

@@ -73,11 +73,11 @@ def test_a_wheel_without_its_files_or_with_others_is_refused(tmp_path):
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("panax/__init__.py", "")
         archive.writestr("panax/__pycache__/x.pyc", "")
-    found = "\n".join(content_problems(wheel))
+    problems = "\n".join(content_problems(wheel))
     assert (
-        "lacks panax/kernels/cpu/csrc/gemm.c" in found
-        and "lacks the license" in found
-        and "has panax/__pycache__/x.pyc" in found
+        "lacks panax/kernels/cpu/csrc/gemm.c" in problems
+        and "lacks the license" in problems
+        and "has panax/__pycache__/x.pyc" in problems
     )
 
 

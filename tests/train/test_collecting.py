@@ -54,14 +54,14 @@ class Counting(CollectingTask):
     def collect(self, params, state, batch, key):
         counts = state["counts"] + 1
         drawn = jax.vmap(lambda row: jax.random.uniform(jax.random.fold_in(key, row)))(batch["row"])
-        kept = {"counts": counts, "drawn": drawn}
+        collect_state = {"counts": counts, "drawn": drawn}
         bad = jnp.where(counts[0] == self.breaks_at, -1.0, NO_FAULT).astype(jnp.float32)
         metrics = {
             "collected": Sum(jnp.float32(counts.size)),
             "sick": DataChecks(bad[None], ("the environment is broken: ",)),
         }
         learning = {"seen": state["seen"], "followed": state["followed"]}
-        return CollectionResult({"w": params["w"], "counts": counts}, kept, learning, metrics)
+        return CollectionResult({"w": params["w"], "counts": counts}, collect_state, learning, metrics)
 
     def minibatch(self, experience, state, index, key):
         counts = experience["counts"]

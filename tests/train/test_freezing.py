@@ -55,8 +55,8 @@ def trained(**mesh):
     evaluation = evaluate_all(step, state, [tiny.batch(0)])
     scalars = []
     for number in range(3):
-        state, found = step(state, step.put(tiny.batch(number)))
-        scalars.append({name: float(value) for name, value in found.items()})
+        state, result = step(state, step.put(tiny.batch(number)))
+        scalars.append({name: float(value) for name, value in result.items()})
     return before, {name: np.asarray(leaf) for name, leaf in named_leaves(state.params).items()}, scalars, evaluation
 
 

@@ -83,14 +83,14 @@ def test_the_scale_is_halved_doubled_and_does_not_count_until_it_is_least(tmp_pa
     first = numbers(state.params)
     told = []
 
-    def take(given):
+    def take(step_batch):
         nonlocal state
-        state, scalars = step(state, step.put(given))
+        state, scalars = step(state, step.put(step_batch))
         told.append(tuple(float(scalars[name]) for name in ("loss_scale", "skipped", "skipped_in_a_row")))
 
     # Beyond 65,504 in float16, whatever the loss is multiplied with.
-    for given in (batch(1e6), batch(1e6), batch(1e6), batch(1e6)):
-        take(given)
+    for step_batch in (batch(1e6), batch(1e6), batch(1e6), batch(1e6)):
+        take(step_batch)
     # 4 and 2 are halved; at 1 there is nothing left to halve, and the run may end by it.
     assert told == [(2, 1, 0), (1, 2, 0), (1, 3, 1), (1, 4, 2)]
     assert all((numbers(state.params)[name] == value).all() for name, value in first.items())
@@ -140,7 +140,7 @@ def test_a_scale_that_is_none_is_refused(config, message):
 )
 def test_a_decoder_s_gradients_in_float16_are_float32_s(mesh):
     count = int(np.prod(list(mesh.values())))
-    found = {}
+    results = {}
     for dtype in ("float32", "float16"):
         task = tiny.task(compute_dtype=dtype)
         program = Program.create(task, tiny.ADAMW, num_steps=10)
@@ -148,12 +148,12 @@ def test_a_decoder_s_gradients_in_float16_are_float32_s(mesh):
         step = CompiledStep(program, placement, tiny.AXES)
         state = step.init(0)
         _, scalars = step(state, step.put(tiny.batch()))
-        found[dtype] = {name: float(value) for name, value in scalars.items()}
-    half, whole = found["float16"], found["float32"]
+        results[dtype] = {name: float(value) for name, value in scalars.items()}
+    half, full_precision = results["float16"], results["float32"]
     assert half["loss_scale"] == 2.0**15 and half["skipped"] == 0
     # 11 bits of fraction, over three layers.
-    assert half["loss"] == pytest.approx(whole["loss"], rel=2e-3)
-    assert half["gradient_norm"] == pytest.approx(whole["gradient_norm"], rel=1e-2)
+    assert half["loss"] == pytest.approx(full_precision["loss"], rel=2e-3)
+    assert half["gradient_norm"] == pytest.approx(full_precision["gradient_norm"], rel=1e-2)
 
 
 @pytest.mark.slow

@@ -17,12 +17,12 @@ def make_step(devices=1):
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_state_larger_than_the_hosts_free_memory_is_refused(devices, monkeypatch):
     step = make_step(devices)
-    asked = []
-    monkeypatch.setattr(memory_check, "free_bytes", lambda: asked.append(1) or 1 << 40)
+    requests = []
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: requests.append(1) or 1 << 40)
     params = step.program.abstract.params
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
     memory_check.check_memory(step.program.abstract, step.shardings)
-    assert asked
+    assert requests
     # Parameters and two moments.
     monkeypatch.setattr(memory_check, "free_bytes", lambda: 3 * needed - 1)
     with pytest.raises(RecipeError, match=r"larger than the host's free memory.*they take .* GiB there.*--mesh.fsdp"):
@@ -31,8 +31,8 @@ def test_a_state_larger_than_the_hosts_free_memory_is_refused(devices, monkeypat
 
 def test_devices_with_memory_of_their_own_are_asked_one_by_one(monkeypatch):
     """As a GPU's: a replicated state must fit each, a sharded one by parts."""
-    whole, sharded = make_step(1), make_step(4)
-    needed = 3 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(whole.program.abstract.params))
+    unsharded, sharded = make_step(1), make_step(4)
+    needed = 3 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(unsharded.program.abstract.params))
 
     class Traits:
         own_memory = True
@@ -40,7 +40,7 @@ def test_devices_with_memory_of_their_own_are_asked_one_by_one(monkeypatch):
     monkeypatch.setattr(memory_check, "device_target", lambda device: type("Target", (), {"traits": Traits}))
     monkeypatch.setattr(memory_check, "_limit", lambda device: needed // 2)
     with pytest.raises(RecipeError, match=r"larger than the memory of cpu"):
-        memory_check.check_memory(whole.program.abstract, whole.shardings)
+        memory_check.check_memory(unsharded.program.abstract, unsharded.shardings)
     memory_check.check_memory(sharded.program.abstract, sharded.shardings)
     monkeypatch.setattr(memory_check, "_limit", lambda device: None)
-    memory_check.check_memory(whole.program.abstract, whole.shardings)
+    memory_check.check_memory(unsharded.program.abstract, unsharded.shardings)

@@ -154,7 +154,7 @@ def _commands(subject: Subject) -> Iterator[str]:
     if subject.loads:
         yield f"$ panax export runs/{run} exported"
     yield "```\n"
-    lines = [f"`{data}` is a folder of yours ([formats](../data/index.md))."]
+    lines = [f"`{data}` is a folder with your files ([formats](../data/index.md))."]
     if subject.loads and name is not None:
         lines.append(
             "`DIR` is a folder with released weights; the run begins with them and with a tenth of the learning rate."
@@ -200,7 +200,7 @@ def _parity(family: Family, parity: Mapping[str, Any]) -> Iterator[str]:
     distances = parity["families"][family.model_type]
     versions = ", ".join(f"{name} {number}" for name, number in parity["versions"].items())
     yield (
-        f"Distance from `transformers` in float32 on CPU, as a part of the norm of each tensor, for a small model in which no "
+        f"Distance from `transformers` in float32 on CPU, relative to the norm of each tensor, for a small model in which no "
         f"setting is neutral: logits {distances['logits']:.0e}, gradients at most {distances['gradients']:.0e} "
         f"({parity['date']}; {versions}; [the test](../../{PARITY_TESTS}) allows 1e-5).\n"
     )

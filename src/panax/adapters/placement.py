@@ -51,7 +51,7 @@ def abstract_tree(tree: Any) -> Any:
 
 
 def zeros_tree(tree: Any) -> Any:
-    """Return zeros of the same shapes: the result of an `init` of which only shapes are used."""
+    """Return zeros of the same shapes: the result of an `init` that is called for its shapes alone."""
     return jax.tree.map(_blank, tree)
 
 

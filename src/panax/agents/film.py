@@ -18,7 +18,7 @@ from ..metrics.film import Frames, encode_animated_png
 from .agent import Agent
 from .episodes import Act
 
-_MOST_STEPS = 10_000
+_MAX_STEPS = 10_000
 
 
 @dataclasses.dataclass
@@ -30,16 +30,16 @@ class Film(Hook, Validated):
     play.
 
     Attributes:
-        most_steps: Maximum length of a film, in steps.
+        max_steps: Maximum length of a film, in steps.
         seed: Seed of the episode.
     """
 
-    most_steps: int = 500
+    max_steps: int = 500
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.most_steps <= _MOST_STEPS:
-            raise RecipeError(f"Film.most_steps={self.most_steps}; expected 1 to {_MOST_STEPS}")
+        if not 1 <= self.max_steps <= _MAX_STEPS:
+            raise RecipeError(f"Film.max_steps={self.max_steps}; expected 1 to {_MAX_STEPS}")
 
     def before_run(self, run: RunView) -> None:
         task = run.experiment.task
@@ -47,10 +47,12 @@ class Film(Hook, Validated):
             raise RecipeError(f"Film shows episodes of one agent, but the task is {describe_type(task)}; remove Film")
         environment = task.environment
         if type(environment).render is Environment.render or _first_frame(environment) is None:
-            raise RecipeError(f"{type(environment).__name__} draws no pictures, so Film has none to show; remove Film")
+            raise RecipeError(
+                f"{type(environment).__name__} does not render images, so Film has nothing to record; remove Film"
+            )
         if jax.process_count() > 1:
             raise RecipeError("Film plays in runs of one process; remove it from this job")
-        self._play = _player(task, self.most_steps)
+        self._play = _player(task, self.max_steps)
 
     def after_evaluation(self, run: RunView, evaluation: Any) -> None:
         task, state = run.experiment.task, run.state

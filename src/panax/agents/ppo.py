@@ -264,7 +264,7 @@ class Ppo(Agent):
         chosen = jax.lax.dynamic_slice_in_dim(order, (index % self.minibatches) * each, each, axis=1)
 
         def take(leaf: Shaped[Array, "environment piece ..."]) -> Shaped[Array, "batch ..."]:
-            pieces = jax.vmap(lambda own, places: own[places])(leaf, chosen)
+            pieces = jax.vmap(lambda row, indices: row[indices])(leaf, chosen)
             return pieces.reshape(-1, *leaf.shape[2:])
 
         batch = {name: take(leaf) for name, leaf in experience["seen"].items()}

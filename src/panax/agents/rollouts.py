@@ -16,8 +16,8 @@ from .episodes import FinishedEpisodes
 from .policies import Carry, Policy
 
 CHECKS = (
-    "the environment gave a reward that is not finite: ",
-    "the environment gave an observation that is not finite: ",
+    "the environment returned a reward that is not finite: ",
+    "the environment returned an observation that is not finite: ",
 )
 
 

@@ -52,8 +52,8 @@ PER_SEED_METRICS = ("return", "episode_return")
 class Seeds(Validated, CollectingTask):
     """`count` independent runs of `task`: every array has one more leading axis, `seed`.
 
-    They are compiled once, and fill a device that one small network would leave idle. Reported metrics are of
-    all seeds together, and returns also of each. A step with a non-finite gradient in one of the runs is
+    They are compiled once, and fill a device that one small network would leave idle. Reported metrics cover
+    all seeds together; returns are also reported per seed. A step with a non-finite gradient in one of the runs is
     skipped in all of them.
 
     Attributes:
@@ -80,7 +80,7 @@ class Seeds(Validated, CollectingTask):
             raise RecipeError(f"Seeds.clip_norm={self.clip_norm}; expected a positive number, or None")
         if self.task.may_stop_early:
             raise RecipeError(
-                f"{type(self.task).__name__} ends updates early, which runs side by side can't do each for itself; set "
+                f"{type(self.task).__name__} may end updates early, which runs in one program cannot do individually; set "
                 f"target_kl to None"
             )
 

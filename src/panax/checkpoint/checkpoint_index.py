@@ -120,7 +120,7 @@ class CheckpointIndex:
         if there is not None and there.writer != self._record.writer:
             raise CheckpointError(
                 f"another job has written checkpoints to {self._store.url} since this one began: stop one of them, or give it "
-                f"another place with --checkpoint.directory"
+                f"another location with --checkpoint.directory"
             )
 
     def record_commit(self, step: int) -> None:

@@ -343,18 +343,18 @@ class Checkpointer:
                 if isinstance(error, CheckpointError) or number == self.config.retries or self._closing.is_set():
                     raise
                 pause = random.uniform(0.0, self.config.retry_seconds * 2**number)
-                self._say(f"warning: {what} failed and is tried again in {pause:.1f} s: {error}")
+                self._say(f"warning: {what} failed and is retried in {pause:.1f} s: {error}")
                 self._closing.wait(pause)
         raise AssertionError("unreachable")
 
     def _give_up(self, attempt: SaveAttempt, step: int, error: Exception) -> None:
         try:
             kept = [saved_step for saved_step in self.steps() if saved_step not in self.distrusted]
-            rest = f"the checkpoint of step {kept[-1]} is whole" if kept else "there is no earlier checkpoint"
+            rest = f"the checkpoint of step {kept[-1]} is undamaged" if kept else "there is no earlier checkpoint"
         except PanaxError:
-            rest = "whether there is an earlier one can't be read"
+            rest = "earlier checkpoints could not be listed"
         self._failure = CheckpointError(
-            f"saving step {step} to {self.store.url} failed: {error}; {rest}. See to that, or name another place with "
+            f"saving step {step} to {self.store.url} failed: {error}; {rest}. Fix this, or choose another location with "
             f"--checkpoint.directory, and run the same command again"
         )
         self._say(f"warning: {self._failure}")

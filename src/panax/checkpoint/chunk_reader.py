@@ -196,7 +196,7 @@ class Checkpoint:
         return True
 
     def verify(self, say: Callable[[str], None] = lambda line: None) -> list[str]:
-        """Read everything and return the problems, a line each; empty if all of it is whole."""
+        """Read everything and return the problems, a line each; empty if it is undamaged."""
         problems, absent = [], set()
         there = self._list()
         for file, expected in self.manifest.files.items():

@@ -33,13 +33,13 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def export_tensors(
-    checkpoint: Checkpoint, directory: str | Path, *, prefix: str = "params.", most_bytes: int = 5_000_000_000
+    checkpoint: Checkpoint, directory: str | Path, *, prefix: str = "params.", max_bytes: int = 5_000_000_000
 ) -> list[str]:
     """Write arrays as safetensors, under their own names, with an index if they take several files.
 
     Args:
         prefix: Prefix of the names of the arrays to take.
-        most_bytes: The largest size of a file's tensors; a larger single one gets a separate file.
+        max_bytes: The largest size of a file's tensors; a larger single one gets a separate file.
 
     Returns:
         The names written.
@@ -58,7 +58,7 @@ def export_tensors(
     check_own_files(checkpoint)
     if next(folder.glob("*.safetensors*"), None) is not None:
         raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
-    groups = list(group_by_bytes(sizes, most_bytes))
+    groups = list(group_by_bytes(sizes, max_bytes))
     files = [f"model-{n:05d}-of-{len(groups):05d}.safetensors" for n in range(1, len(groups) + 1)]
     files = files if len(groups) > 1 else [WEIGHTS_FILE]
     try:
@@ -143,7 +143,7 @@ def write_arrays(
     """
     at = f"{folder}/" if folder else ""
     if any(entry.path == f"{at}{MANIFEST_FILE}" for entry in store.list(folder)):
-        raise CheckpointError(f"{store.url}/{folder} holds a checkpoint already; choose another place, or remove it")
+        raise CheckpointError(f"{store.url}/{folder} holds a checkpoint already; choose another location, or remove it")
     attempt = uuid.uuid4().hex[:8]
     entries: dict[str, ArrayEntry] = {}
     chunks: dict[str, list[Chunk]] = {}
@@ -243,8 +243,8 @@ def _check_index(folder: Path, seen: Mapping[str, Path]) -> None:
         raise CheckpointError(f"{folder / INDEX_FILE} names {missing[0]}, in {named[missing[0]]}, which does not exist")
 
 
-def group_by_bytes(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:
-    """Yield names in consecutive groups, each of at most `most_bytes` bytes; a larger one is alone.
+def group_by_bytes(sizes: Mapping[str, int], max_bytes: int) -> Iterator[list[str]]:
+    """Yield names in consecutive groups, each of at most `max_bytes` bytes; a larger one is alone.
 
     >>> list(group_by_bytes({"a": 3, "b": 4, "c": 9, "d": 1}, 8))
     [['a', 'b'], ['c'], ['d']]
@@ -252,7 +252,7 @@ def group_by_bytes(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[s
     names: list[str] = []
     filled = 0
     for name, size in sizes.items():
-        if names and filled + size > most_bytes:
+        if names and filled + size > max_bytes:
             yield names
             names, filled = [], 0
         names.append(name)

@@ -53,10 +53,10 @@ def read_texts(folder: Path, pattern: str, left_out: str) -> dict[str, str]:
                 continue
             size = path.stat().st_size
             if size > MAX_TEXT_BYTES:
-                raise CheckpointError(f"{path} has {size:,} bytes; expected a text of at most {MAX_TEXT_BYTES:,}")
+                raise CheckpointError(f"{path} has {size:,} bytes; expected a text file of at most {MAX_TEXT_BYTES:,}")
             texts[path.name] = path.read_text(encoding="utf-8")
         except CheckpointError:
             raise
         except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} can't be read: {error}; expected a text in UTF-8") from error
+            raise CheckpointError(f"{path} can't be read: {error}; expected text in UTF-8") from error
     return texts

@@ -151,7 +151,7 @@ class Manifest:
                 checkpoint or bytes beyond a file's end.
         """
         try:
-            outer = json_reader.parse(text, most_bytes=_MOST_BYTES, constants=True)
+            outer = json_reader.parse(text, max_bytes=_MOST_BYTES, constants=True)
         except ValueError as error:
             raise DamagedError(f"{where} is damaged: it is not valid JSON ({error})") from error
         if not isinstance(outer, dict) or outer.get("format") != FORMAT:
@@ -191,7 +191,7 @@ class Manifest:
         for name, entry in body["arrays"].items():
             shape, itemsize = tuple(map(_count, entry["shape"])), numpy_dtype(entry["dtype"]).itemsize
             if len(shape) > _MOST_DIMS or math.prod(max(n, 1) for n in shape) * itemsize >= 2**63:
-                raise ValueError(f"{name} has the shape {shape}, which no array can have")
+                raise ValueError(f"{name} has the shape {shape}, which is not a valid shape")
             if not (entry["key_impl"] is None or isinstance(entry["key_impl"], str)):
                 raise ValueError(f"{name} is a random key of the kind {entry['key_impl']!r}")
             chunks = []

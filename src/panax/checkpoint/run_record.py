@@ -1,10 +1,10 @@
-"""The record of a run, stored next to its checkpoints under a name that is known without a list:
+"""The record of a run, stored next to its checkpoints under a name that is known without a listing:
 `run/run.json`.
 
-A list of an object store can be empty although checkpoints exist: a proxy's page was returned instead, or the
-list is stale. So the record is read by its name, names the step that was committed last, and must itself be
-in the list. It also names the job that writes here: one that was taken for dead finds another's name in it,
-and stops saving.
+A listing of an object store can be empty although checkpoints exist: a proxy's page was returned instead, or
+the listing is stale. So the record is read by its name, names the step that was committed last, and must itself be
+in the listing. It also names the job that writes here: a job that was presumed dead finds the name of another
+job in it, and stops saving.
 """
 
 import dataclasses
@@ -124,12 +124,12 @@ def exclusive_writer(url: str) -> Iterator[None]:
         lock = open_locked(file)
     except BlockingIOError as error:
         raise CheckpointError(
-            f"another process writes checkpoints to {url}; wait for it, stop it, or choose another place with "
+            f"another process writes checkpoints to {url}; wait for it, stop it, or choose another location with "
             f"--checkpoint.directory"
         ) from error
     except OSError as error:
         raise CheckpointError(
-            f"can't write checkpoints to {url}: {error}; choose another place with --checkpoint.directory"
+            f"can't write checkpoints to {url}: {error}; choose another location with --checkpoint.directory"
         ) from error
     with lock:
         yield

@@ -26,7 +26,7 @@ def report_error(error: BaseException, *, with_traceback: bool) -> int:
     if with_traceback:
         traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt):
-        print("panax: stopped at once; the last checkpoint is whole", file=sys.stderr)
+        print("panax: stopped at once; the last checkpoint is intact", file=sys.stderr)
         return 130
     said = format_error(error)
     code = error.exit_code if isinstance(error, PanaxError) else 1

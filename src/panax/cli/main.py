@@ -34,8 +34,8 @@ usage: panax COMMAND ...
                          take a node out of a launched run, put it back
   inspect RECIPE         parameters, layout, bytes, FLOPs; a step's messages and
                          memory; takes the flags of train; nothing is trained
-    [--target h100x64]     for devices that are not here
-    [--no-compile]         as far as tracing shows
+    [--target h100x64]     for devices that you don't have
+    [--no-compile]         only what tracing shows
   check [RECIPE]         measure devices, links, clocks and disks first, and
                          name anomalies; a profile that inspect reads
     [--full]               and run every kernel, layouts, a checkpoint and a

@@ -27,7 +27,7 @@ DEVICE_PATHS = {
 """Plugins by name prefix; at least one of these Linux files exists if a plugin's devices do."""
 
 VENDOR_IDS = {"xla_cuda": "0x10de", "libtpu": "0x1ae0"}
-"""PCI vendor ids of a plugin's devices: one without a driver is an error that should be visible."""
+"""PCI vendor ids of the devices of a plugin. If such a device is present without a driver, the plugin's error is shown."""
 
 HARMLESS_LINES = ("cudart_stub.cc", "before absl::InitializeLog() is called")
 """Fragments of lines that CUDA's plugin writes on a machine without a driver."""

@@ -83,7 +83,7 @@ class OuterRound:
         Raises:
             ValueError: It is something else.
         """
-        raw = json_reader.parse_as(dict, data, most_bytes=_MOST_BYTES)
+        raw = json_reader.parse_as(dict, data, max_bytes=_MOST_BYTES)
         try:
             members = tuple(
                 Member(int(one["index"]), str(one["digest"]), str(one["base"]), float(one["norm"]))
@@ -143,12 +143,12 @@ class OuterSyncStore:
                 raise CheckpointError(
                     f"{self._store.url} is where another run's islands meet ({owner[:200]}; this is {wanted}); set "
                     "comms.islands.store to "
-                    f"another place"
+                    f"another location"
                 )
         if fresh and self.latest_round() > 0:
             raise CheckpointError(
                 f"{self._store.url} holds {self.latest_round()} meetings of an earlier start of this run; remove it, or set "
-                f"comms.islands.store to another place, to start over"
+                f"comms.islands.store to another location, to start over"
             )
 
     def latest_round(self) -> int:
@@ -285,7 +285,7 @@ class OuterSyncStore:
     def _number_in(self, path: str) -> int | None:
         """Return the round number in a note; None if it is missing or unreadable."""
         try:
-            found = json_reader.parse_as(dict, self._store.read(path), most_bytes=_MOST_BYTES).get("round")
+            found = json_reader.parse_as(dict, self._store.read(path), max_bytes=_MOST_BYTES).get("round")
         except (ObjectNotFoundError, ValueError):
             return None
         return found if type(found) is int and 0 <= found < 10**8 else None

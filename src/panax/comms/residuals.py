@@ -37,7 +37,7 @@ def check_mesh(
     asked = comms.active_setting
     if not task.names_axes:
         raise RecipeError(
-            f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program and adds its gradients up; "
+            f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program and reduces its gradients; "
             f"remove comms"
         )
     if comms.over == (AUTO,):
@@ -54,8 +54,8 @@ def check_mesh(
         for axis in comms.over:
             if axis in split:
                 raise RecipeError(
-                    f"comms.over: {name} is stored split over {axis}, so that its gradient is scattered there as it "
-                    f"is formed, not added up once a step; remove {axis} from comms.over"
+                    f"comms.over: {name} is sharded over {axis}, so its gradient is reduce-scattered there in the "
+                    f"backward pass, not reduced once per step; remove {axis} from comms.over"
                 )
     if comms.compress and not _cut(comms, parameters, layout):
         raise RecipeError(

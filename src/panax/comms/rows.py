@@ -46,7 +46,7 @@ class RowView:
 
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...], axes: Axes, layout: Layout, owners: int) -> "RowView | None":
-        """Return the row view of a shard; None if the array is too small or its dimensions divide too poorly.
+        """Return the row view of a shard; None if the array is too small or its dimensions have no suitable divisors.
 
         Args:
             shape: Shape of the shard.

@@ -226,7 +226,7 @@ class Comms(Validated):
             )
         if self.rounds_at_random:
             raise RecipeError(
-                f"{asked} with comms.rounding='stochastic', which goes by places of whole arrays; set it to 'nearest'"
+                f"{asked} with comms.rounding='stochastic', which depends on positions in whole arrays; set it to 'nearest'"
             )
 
     @property

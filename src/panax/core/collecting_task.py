@@ -77,7 +77,7 @@ class CollectingTask(Task):
 
     @property
     def may_stop_early(self) -> bool:
-        """Return True if updates may stop early within a step, for example at a KL target (`goes_on`)."""
+        """Return True if updates may stop early within a step, for example at a KL target (`should_continue`)."""
         return False
 
     @property

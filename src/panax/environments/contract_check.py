@@ -145,7 +145,7 @@ def _check_observations(what: str, space: Space, observations: jax.Array, action
     bad = seen[number, place]
     when = "" if actions is None else f" in step {number + 1}, for the action {actions[number, place]}"
     if bad.dtype.kind == "f" and np.isnan(bad).any():
-        raise RecipeError(f"{what} gave an observation with NaN{when}; expected numbers of {space}")
+        raise RecipeError(f"{what} returned an observation with NaN{when}; expected numbers of {space}")
     raise RecipeError(f"{what} gave the observation {_short(bad)}{when}; {_outside(bad, space)}")
 
 

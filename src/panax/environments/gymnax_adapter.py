@@ -94,7 +94,7 @@ class Gymnax(Environment):
         return EnvironmentStep(after, self._seen(observation), jnp.asarray(reward).astype(jnp.float32), *flags)
 
     def render(self, state: State) -> Frame | None:
-        """Draw observations that are pictures with planes, as in MinAtar; others have no picture here."""
+        """Render an observation that consists of image planes, as in MinAtar; None for other environments."""
         environment, parameters = self._made
         seen = np.asarray(environment.get_obs(jax.tree.map(jnp.asarray, state), parameters, jax.random.key(0)))
         return _of_planes(seen) if seen.ndim == 3 else None
@@ -131,7 +131,7 @@ def _dtype(dtype: Any) -> Any:
 
 
 def _of_planes(seen: np.ndarray) -> Frame:
-    """Draw a picture of (row, column, plane), with earlier planes above later ones."""
+    """Render (row, column, plane) as an image, with earlier planes above later ones."""
     colors = (BLUE, YELLOW, (150, 150, 150), RED, GREEN, DARK)
     frame = np.full((*seen.shape[:2], 3), 255, np.uint8)
     for plane in reversed(range(seen.shape[2])):

@@ -184,7 +184,7 @@ class TimeLimit(Hook, Validated):
     def _stop_if_due(self, run: RunView) -> None:
         taken = self._taken()
         if taken >= self.limit_seconds:
-            run.stop(f"TimeLimit: {taken:.0f} s of {self.limit_seconds:.0f} s are over")
+            run.stop(f"TimeLimit: {taken:.0f} s of {self.limit_seconds:.0f} s have passed")
 
     def _taken(self) -> float:
         return self._before + (0.0 if self._since is None else time.monotonic() - self._since)

@@ -46,5 +46,5 @@ def any_process(flag: bool) -> bool:
 
 
 def is_process_zero() -> bool:
-    """Return True if this is the process that writes files of which there is one per job: logs, manifests."""
+    """Return True if this is the process that writes the files that exist once per job: logs, manifests."""
     return jax.process_index() == 0

@@ -42,7 +42,7 @@ _CLOSE_SECONDS = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class RendezvousInfo:
-    """Knowledge of a process of a job before the rendezvous.
+    """Information that a process has before the rendezvous.
 
     Attributes:
         place: Membership of this process.
@@ -253,7 +253,7 @@ def _answer(roll: RendezvousInfo) -> None:
             lines = _lines(connection, time.monotonic() + _GRACE_SECONDS)
             said = _parsed(next(lines, b""))
             if said.get("panax") != _PROTOCOL or not isinstance(said.get("nonce"), str):
-                reason = "what answers there is not process 0 of a job of Panax"
+                reason = "the process that answers there is not process 0 of a Panax job"
                 continue
             mine = secrets.token_hex(16)
             proof = roll.proof("worker", said["nonce"], mine, str(place.index))

@@ -90,7 +90,9 @@ def register(kernel: Kernel, *, replace: bool = False) -> Kernel:
     others = _kernels.setdefault(kernel.work, [])
     alike = [k for k in others if k.name == kernel.name and _share_platform(k, kernel)]
     if alike and not replace:
-        raise ValueError(f"there is a kernel {kernel.name!r} for {kernel.work}; choose another name, or replace=True")
+        raise ValueError(
+            f"a kernel named {kernel.name!r} is already registered for {kernel.work}; choose another name, or pass replace=True"
+        )
     _kernels[kernel.work] = sorted([k for k in others if k not in alike] + [kernel], key=lambda k: -k.rank)
     _chosen.cache_clear()
     return kernel

@@ -53,7 +53,7 @@ register_axes(
     Axis("router", "experts that a router scores", in_float32=True, read_out=True),
     # Tables are stored as they are computed with; only rows are communicated.
     Axis("row", "rows of a table, split over all devices", compute=MESH_AXES, table=True),
-    Axis("row_width", "numbers in a row of a table"),
+    Axis("row_width", "values in a row of a table"),
     Axis("row_of_columns", "rows of a table with columns that are split too", compute=MESH_AXES[:-1], table=True),
     Axis("row_columns", "numbers in such a row", compute=MESH_AXES[-1:]),
     Axis("row_everywhere", "rows of a small table, which every device holds", table=True),

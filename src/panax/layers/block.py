@@ -122,7 +122,7 @@ class Block(Module):
 
     def _not_incremental(self) -> RecipeError:
         return RecipeError(
-            f"this model can't generate: its layer {type(self).__name__} has neither empty_cache nor extend; write both"
+            f"this model can't generate: its layer {type(self).__name__} has neither empty_cache nor extend; implement both"
         )
 
     @property

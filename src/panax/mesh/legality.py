@@ -61,7 +61,7 @@ class MeshRequirements:
 
 
 def fit_rules(rules: Rules, needs: MeshRequirements, mesh: Sizes) -> Rules:
-    """Return the rules fitted to the model on one mesh; see `Rules.fitted`."""
+    """Return the rules fitted to the model on one mesh; see `Rules.fit`."""
     stages = mesh.get("stage", 1)
     rest = stages == 1 or (needs.pipeline_requirement is not None and needs.pipeline_requirement.can_store_on(stages))
     fitted = rules.fit(needs.logical_sizes, mesh, layers_rest_on_stages=rest)

@@ -33,7 +33,7 @@ class BackgroundReporter:
         warn: Callable[[str], None] = _LOG.warning,
         *,
         threaded: bool = True,
-        most_waiting: int = MAX_PENDING_CALLS,
+        max_waiting: int = MAX_PENDING_CALLS,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
         """Start the thread.
@@ -44,7 +44,7 @@ class BackgroundReporter:
             threaded: False makes each call at once, in the caller's thread, for debuggers.
         """
         self._name, self._warn = name, warn
-        self._most, self._close_seconds = most_waiting, close_seconds
+        self._most, self._close_seconds = max_waiting, close_seconds
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...], int]] = deque()
         self._waiting_bytes = 0
         self._changed = threading.Condition()

@@ -34,7 +34,7 @@ def in_batch_softmax(
     """Compare each query with the items of all devices; the result is that of one device.
 
     Args:
-        mask: 0 for rows of padding, of which the items are not used as negatives.
+        mask: 0 for rows of padding; their items are not used as negatives.
         names: Ids of the items; None if no two rows have the same item.
         log_q: As in `in_batch_scores`.
     """

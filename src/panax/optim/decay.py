@@ -18,8 +18,7 @@ SAME_SPACE |= {"delta_heads": "head", "delta_value_dim": "head", "delta_key_head
 
 
 def uses_weight_decay(axes: Axes) -> bool:
-    """Return whether a parameter maps one space to another: True for a weight or an embedding, False for a
-    norm or bias.
+    """Return True if a parameter maps one space to another: a weight or an embedding, not a norm or a bias.
 
     >>> [uses_weight_decay(axes) for axes in (("layer", "embed", "heads", "head_dim"), ("layer", "heads", "head_dim"), ("norm",))]
     [True, False, False]

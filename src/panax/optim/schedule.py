@@ -82,8 +82,8 @@ class Schedule(Validated):
 
         if self.per_batch != "same" and self.base_batch is None:
             raise RecipeError(
-                f"optimizer.schedule.per_batch={self.per_batch!r}: the peak is that of a batch of how many rows? Set "
-                "optimizer.schedule.base_batch"
+                f"optimizer.schedule.per_batch={self.per_batch!r} scales the peak with the batch size; set "
+                "optimizer.schedule.base_batch to the number of rows for which the peak was tuned"
             )
         if self.base_batch is not None and (self.per_batch == "same" or self.base_batch < 1):
             raise RecipeError(
@@ -120,7 +120,7 @@ class Schedule(Validated):
         """
         if self.base_batch is not None:
             raise RecipeError(
-                "optimizer.schedule depends on the rows of a batch; give it these by scale_to_batch(rows)"
+                "optimizer.schedule depends on the number of rows in a batch; pass it to scale_to_batch(rows)"
             )
         warmup = self.warmup_steps
         if self.decay not in _ENDLESS and warmup >= num_steps:

@@ -10,6 +10,7 @@ distributing single tokens, which puts the diagonal into every block of scores; 
 blocks.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -19,6 +20,37 @@ from jaxtyping import Array, Int
 
 from panax.core.layout.layout import Layout, row_order
 from panax.core.protocols import RowOrder
+
+
+class ContextAxis(NamedTuple):
+    """The mesh axis that shards rows.
+
+    Attributes:
+        size: Number of devices along it.
+        order: Which part of a row a device holds.
+    """
+
+    name: str
+    size: int
+    order: RowOrder = "zigzag"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalSizes:
+    """Sizes on one device of a layer's attention, before any exchange.
+
+    Attributes:
+        itemsize: Bytes per element of q, k and v.
+        packed: True if there are segments.
+    """
+
+    batch: int
+    local_seq: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    itemsize: int
+    packed: bool
 
 
 class WireBytes(NamedTuple):

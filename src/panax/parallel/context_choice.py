@@ -3,14 +3,15 @@ between them."""
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Literal
 
 from jaxtyping import Array, Float, Int
 
-from panax.core.layout.layout import row_order
+from panax.core.layout.layout import current_target
 from panax.core.layout.target import Target
-from panax.kernels.attention.attention import attention
+from panax.kernels.attention.attention import AttentionOptions, attention
 from panax.kernels.registry import Kernel, choose, log_choice, register
+from panax.parallel.context import ContextAxis
 from panax.parallel.ring import ring_attention
 from panax.parallel.ulysses import heads_limit, ulysses_attention
 
@@ -61,30 +62,35 @@ def context_attention(
     v: Float[Array, "batch seq kv_heads head_dim"],
     segments: Int[Array, "batch seq"] | None,
     asked: ContextAttention,
+    options: AttentionOptions,
     *,
-    axis_name: str,
-    axis_size: int,
-    target: Target,
-    **options: Any,
+    axis: ContextAxis,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Compute softmax attention over whole rows, of which this device holds the part given by the layout's
-    `row_order`.
+    """Compute softmax attention over whole rows for the current target; this device holds the part of each row
+    given by the axis's order.
 
     Args:
         asked: Requested algorithm, as in `choose_context_attention`.
-        options: Options of `attention`.
     """
-    case = ContextCase(heads=q.shape[2], kv_heads=k.shape[2], axis_size=axis_size)
+    case, target = ContextCase(heads=q.shape[2], kv_heads=k.shape[2], axis_size=axis.size), current_target()
     run = log_choice(choose("context attention", case, target, named=asked), target).kernel.run
-    axis = {"axis_name": axis_name, "axis_size": axis_size, "order": row_order()}
-    return run(q, k, v, segments, **axis, target=target, **options)
+    return run(q, k, v, segments, axis=axis, options=options, target=target)
 
 
 def _ulysses(
-    q: Array, k: Array, v: Array, segments: Array | None, *, sinks: Array | None = None, **options: Any
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array | None,
+    *,
+    axis: ContextAxis,
+    options: AttentionOptions,
+    target: Target,
 ) -> Array:
-    axis = {name: options.pop(name) for name in ("axis_name", "axis_size", "order")}
-    return ulysses_attention(q, k, v, segments, **axis, sinks=sinks, kernel=functools.partial(attention, **options))
+    static = options._asdict()
+    sinks = static.pop("sinks")
+    kernel = functools.partial(attention, target=target, **static)
+    return ulysses_attention(q, k, v, segments, axis=axis, sinks=sinks, kernel=kernel)
 
 
 def _limit(case: ContextCase, target: Target) -> str | None:

@@ -13,24 +13,20 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from panax.core.layout.target import Target
-from panax.kernels.delta_rule.delta_rule import delta_rule, delta_rule_map
+from panax.kernels.delta_rule.delta_rule import DeltaInputs, delta_rule, delta_rule_map
 from panax.spmd.linear import all_gather_sum, shift_right
 from panax.spmd.sharding_marks import ValueState, assert_cotangent_sharding, assert_sharding
 
 
 def delta_rule_over_devices(
-    q: Float[Array, "batch seq key_heads key_dim"],
-    k: Float[Array, "batch seq key_heads key_dim"],
-    v: Float[Array, "batch seq heads value_dim"],
-    log_decay: Float[Array, "batch seq heads"],
-    beta: Float[Array, "batch seq heads"],
+    inputs: DeltaInputs,
     segments: Int[Array, "batch seq"] | None,
     *,
     axis_name: str,
     axis_size: int,
     target: Target,
 ) -> Float[Array, "batch seq heads value_dim"]:
-    """Compute the output of `delta_rule` over whole rows, of which this device holds its contiguous part.
+    """Compute the output of `delta_rule` over whole rows; this device holds its contiguous part of each.
 
     Must be called with `axis_name` manual. Sent by each device: n-1 times its map in float32, forward and backward.
 
@@ -41,8 +37,8 @@ def delta_rule_over_devices(
     """
     per_device, parts = {axis_name: ValueState.OWN}, {axis_name: ValueState.SPLIT}
     # A device's cotangents belong to its part of the row; they are not partial sums.
-    q, k, v, log_decay, beta = assert_cotangent_sharding((q, k, v, log_decay, beta), parts, dim=1)
-    change = delta_rule_map(k, v, log_decay, beta, segments=segments, target=target)
+    inputs = assert_cotangent_sharding(inputs, parts, dim=1)
+    change = delta_rule_map(*inputs[1:], segments=segments, target=target)
     written, transfer = assert_sharding((change.written, change.transfer), per_device)
     goes_on = None
     if segments is not None:
@@ -55,7 +51,7 @@ def delta_rule_over_devices(
     if goes_on is not None:
         before = jnp.where(goes_on, before, 0.0)
     before = assert_cotangent_sharding(before, per_device)
-    y = delta_rule(q, k, v, log_decay, beta, state=before, segments=segments, target=target).y
+    y = delta_rule(inputs, state=before, segments=segments, target=target).y
     return assert_sharding(y, parts, dim=1)
 
 

@@ -89,7 +89,7 @@ class _Phase(NamedTuple):
     rows: Any
 
     def uses(self, name: str) -> bool:
-        """Return whether any stage has this work in any tick."""
+        """Return True if any stage has this work in any tick."""
         return any(row[name] for tick_rows in self.rows for row in tick_rows)
 
 

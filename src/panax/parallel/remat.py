@@ -47,6 +47,6 @@ def _all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
 
 
 def _gathers() -> bool:
-    """Return whether parameters are stored with another sharding than they are computed with."""
+    """Return True if parameters are stored with another sharding than they are computed with."""
     layout, width = current_layout(), (axis_for_role(Role.WIDTH),)
     return layout is not None and layout.storage(width) != layout.compute(width)

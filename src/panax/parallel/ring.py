@@ -23,7 +23,6 @@ overlap of the transfer.
 import functools
 import itertools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,13 +32,14 @@ from jaxtyping import Array, Float, Int
 from panax.core.errors import RecipeError
 from panax.core.layout.target import Target
 from panax.core.protocols import RowOrder
-from panax.kernels.attention.attention import attention
+from panax.kernels.attention.attention import AttentionOptions, attention
 from panax.kernels.attention.blockwise import output_delta
 from panax.kernels.attention.mask import MASKED, MaskRule
+from panax.kernels.attention.operands import ScoreRule
 from panax.kernels.attention.sinks import add_sinks, sink_gradient
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.registry import KernelChoice, list_kernels, log_choice, named_kernel
-from panax.parallel.context import WireBytes
+from panax.parallel.context import ContextAxis, LocalSizes, WireBytes
 from panax.parallel.ring_chunks import Ring, active_shifts, chunk_gradients, chunk_outputs, chunk_pairs
 from panax.spmd.sharding_marks import ValueState, assert_sharding
 
@@ -47,6 +47,7 @@ _REASON = (
     "ring attention merges partial softmax sums, which only this kernel gives; "
     "ulysses attention runs the fast ones, where the context axis divides the heads"
 )
+_CAUSAL = MaskRule(causal=True, window=None)
 
 
 def ring_attention(
@@ -55,21 +56,15 @@ def ring_attention(
     v: Float[Array, "batch seq kv_heads head_dim"],
     segments: Int[Array, "batch seq"] | None,
     *,
-    axis_name: str,
-    axis_size: int,
-    order: RowOrder = "zigzag",
-    causal: bool = True,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    scale: float | None = None,
-    sinks: Float[Array, " heads"] | None = None,
+    axis: ContextAxis,
+    options: AttentionOptions,
     target: Target,
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Compute softmax attention over whole rows, of which this device holds its part; differentiable in q,
+    """Compute softmax attention over whole rows; this device holds its part of each; differentiable in q,
     k, v and the sinks.
 
-    Must be called with `axis_name` manual and variation unchecked: `jax.shard_map(..., check_vma=False)`.
-    Arguments not listed here are those of `attention`. Saves (q, k, v, segments, out, logsumexp) for the
+    Must be called with the axis manual and variation unchecked: `jax.shard_map(..., check_vma=False)`.
+    Saves (q, k, v, segments, out, logsumexp) for the
     backward pass.
 
     Sent by each device (`ring_bytes`), unless a window shortens the tour: forward, n-1 times k, v and
@@ -77,43 +72,37 @@ def ring_attention(
 
     Args:
         segments: Of the local tokens; 0 is padding.
-        axis_name: The mesh axis that shards rows.
-        axis_size: Number of devices along it.
-        order: Which part of a row a device holds.
 
     Raises:
         ValueError: The local sequence, in zigzag order, cannot be cut into two equal chunks, the heads are
             not a multiple of the kv heads, the window is less than 1, or the cap is not positive.
     """
-    if axis_size == 1:
-        options: dict[str, Any] = {"causal": causal, "window": window, "soft_cap": soft_cap, "scale": scale}
-        return attention(q, k, v, segments=segments, sinks=sinks, **options, target=target)
+    if axis.size == 1:
+        return attention(q, k, v, segments=segments, target=target, **options._asdict())
     seq, heads, head_dim = q.shape[1:]
-    chunks = _chunks(order)
+    chunks = _chunks(axis.order)
     if seq % chunks:
         raise ValueError(
             f"a device's part of a row, {seq} tokens, can't be cut into two equal chunks; use a row length that is "
-            f"divisible by 2 * {axis_name}={2 * axis_size}"
+            f"divisible by 2 * {axis.name}={2 * axis.size}"
         )
     if heads % k.shape[2]:
         raise ValueError(f"{heads=} must be a multiple of kv_heads={k.shape[2]}")
+    soft_cap = options.soft_cap
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f"{soft_cap=} must be positive, or None for no cap")
-    ring = Ring(
-        axis_name=axis_name,
-        axis_size=axis_size,
-        order=order,
-        chunk=seq // chunks,
-        mask=MaskRule(causal=causal, window=window),
+    scores = ScoreRule(
+        mask=MaskRule(causal=options.causal, window=options.window),
+        scale=1.0 / math.sqrt(head_dim) if options.scale is None else options.scale,
         soft_cap=soft_cap,
-        scale=1.0 / math.sqrt(head_dim) if scale is None else scale,
-        target=target,
     )
-    _say(target)
-    return _attention(q, k, v, segments, sinks, ring)
+    _log_kernel(target)
+    return _attention(
+        q, k, v, segments, options.sinks, Ring(axis=axis, chunk=seq // chunks, scores=scores, target=target)
+    )
 
 
-def _say(target: Target) -> None:
+def _log_kernel(target: Target) -> None:
     """Record that the portable kernel computes the chunks, even if a faster one exists.
 
     Raises:
@@ -126,34 +115,22 @@ def _say(target: Target) -> None:
     log_choice(KernelChoice(blockwise, _REASON), target)
 
 
-def ring_bytes(
-    *,
-    axis_size: int,
-    batch: int,
-    local_seq: int,
-    kv_heads: int,
-    head_dim: int,
-    itemsize: int,
-    packed: bool,
-    causal: bool = True,
-    window: int | None = None,
-    order: RowOrder = "zigzag",
-) -> WireBytes:
-    """Count the bytes that one device sends in `ring_attention`; the arguments are sizes on one device.
+def ring_bytes(sizes: LocalSizes, axis_size: int, *, mask: MaskRule = _CAUSAL, order: RowOrder = "zigzag") -> WireBytes:
+    """Count the bytes that one device sends in `ring_attention`.
 
-    Args:
-        itemsize: Bytes per element of k and v; their gradients take 4 bytes, or 8 if this is 8.
-        packed: True if there are segments.
+    Gradients of k and v take 4 bytes per element, or 8 if k and v do.
 
-    >>> ring_bytes(axis_size=4, batch=1, local_seq=1024, kv_heads=8, head_dim=128, itemsize=2, packed=False)
+    >>> sizes = LocalSizes(batch=1, local_seq=1024, heads=32, kv_heads=8, head_dim=128, itemsize=2, packed=False)
+    >>> ring_bytes(sizes, axis_size=4)
     WireBytes(forward=12582912, backward=37748736)
     """
     if axis_size == 1:
         return WireBytes(0, 0)
-    steps = len(active_shifts(axis_size, local_seq // _chunks(order), MaskRule(causal=causal, window=window), order))
-    elements = 2 * batch * local_seq * kv_heads * head_dim
-    keys = elements * itemsize + (batch * local_seq * 4 if packed else 0)
-    return WireBytes(steps * keys, steps * (keys + elements * max(itemsize, 4)))
+    steps = len(active_shifts(axis_size, sizes.local_seq // _chunks(order), mask, order))
+    positions = sizes.batch * sizes.local_seq
+    elements = 2 * positions * sizes.kv_heads * sizes.head_dim
+    keys = elements * sizes.itemsize + (positions * 4 if sizes.packed else 0)
+    return WireBytes(steps * keys, steps * (keys + elements * max(sizes.itemsize, 4)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -181,7 +158,7 @@ def _forward(q, k, v, segments, sinks, ring: Ring):
     held = _send(home, shifts[0] if shifts else None, ring)
     (out, logsumexp), _ = _tour(step, (visit(nothing, home, 0), held), shifts)
     out, logsumexp = add_sinks(out, logsumexp, sinks)
-    out, logsumexp = assert_sharding((out.astype(q.dtype), logsumexp), {ring.axis_name: ValueState.SPLIT}, dim=1)
+    out, logsumexp = assert_sharding((out.astype(q.dtype), logsumexp), {ring.axis.name: ValueState.SPLIT}, dim=1)
     return out, (q, k, v, segments, sinks, out, logsumexp)
 
 
@@ -214,11 +191,11 @@ def _backward(ring: Ring, saved, d_out):
     held = _send(home, shifts[0] if shifts else None, ring)
     (d_q, *d_keys), _ = _tour(step, ((d_q, *no_keys), held), shifts)
     # Complete the tour: the key gradients return to the device that holds the keys.
-    d_keys = _send(d_keys, ring.axis_size - shifts[-1] if shifts else None, ring)
+    d_keys = _send(d_keys, ring.axis.size - shifts[-1] if shifts else None, ring)
     d_k, d_v = (here + back for here, back in zip(d_home, d_keys))
     gradients = (d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype))
     d_sinks = sink_gradient(sinks, logsumexp, delta)
-    return *assert_sharding(gradients, {ring.axis_name: ValueState.SPLIT}, dim=1), None, d_sinks
+    return *assert_sharding(gradients, {ring.axis.name: ValueState.SPLIT}, dim=1), None, d_sinks
 
 
 _attention.defvjp(_forward, _backward)
@@ -230,16 +207,16 @@ def _chunks(order: RowOrder) -> int:
 
 
 def _shifts(ring: Ring) -> tuple[int, ...]:
-    return active_shifts(ring.axis_size, ring.chunk, ring.mask, ring.order)
+    return active_shifts(ring.axis.size, ring.chunk, ring.scores.mask, ring.axis.order)
 
 
 def _send(arrays, places: int | None, ring: Ring):
     """Send every array to the device `places` further on."""
     if places is None:
         return arrays
-    n = ring.axis_size
+    n = ring.axis.size
     pairs = [(device, (device + places) % n) for device in range(n)]
-    return jax.tree.map(lambda x: lax.ppermute(x, ring.axis_name, pairs), arrays)
+    return jax.tree.map(lambda x: lax.ppermute(x, ring.axis.name, pairs), arrays)
 
 
 def _tour(step, carry, shifts: tuple[int, ...]):

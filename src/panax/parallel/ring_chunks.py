@@ -7,6 +7,7 @@ masks.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,10 +18,12 @@ from jaxtyping import Array
 
 from panax.core.layout.target import Target
 from panax.core.protocols import RowOrder
-from panax.kernels.attention.blockwise import Scores, flash_backward, flash_forward
-from panax.kernels.attention.layout import ScoreBlocks, choose_blocks
+from panax.kernels.attention.blockwise import flash_backward, flash_forward
+from panax.kernels.attention.layout import choose_blocks
 from panax.kernels.attention.mask import MASKED, MaskRule
+from panax.kernels.attention.operands import AttentionOperands, OutputGradient, ScoreRule
 from panax.kernels.precision import accumulation_dtype
+from panax.parallel.context import ContextAxis
 
 _EVERYTHING = MaskRule(causal=False, window=None)
 
@@ -51,29 +54,19 @@ class Ring:
         chunk: Tokens per chunk; a device has two chunks in zigzag order, and one if rows are contiguous.
     """
 
-    axis_name: str
-    axis_size: int
-    order: RowOrder
+    axis: ContextAxis
     chunk: int
-    mask: MaskRule
-    soft_cap: float | None
-    scale: float
+    scores: ScoreRule
     target: Target
 
-    def scores(self, mask: MaskRule) -> Scores:
-        return Scores(mask=mask, scale=self.scale, soft_cap=self.soft_cap)
-
-    def blocks(self, q: Array, k: Array, mask: MaskRule) -> ScoreBlocks:
-        return choose_blocks(
-            target=self.target,
-            batch=q.shape[0],
-            kv_heads=k.shape[2],
-            group=q.shape[2] // k.shape[2],
-            query_seq=self.chunk,
-            key_seq=self.chunk,
-            window=mask.window,
-            block_size=None,
-        )
+    def between_chunks(self, q: Array, k: Array, mask: MaskRule) -> dict[str, Any]:
+        """Return the static arguments of `flash_forward` and `flash_backward` for a pair of chunks under a mask: partial
+        results are in the accumulation dtype."""
+        return {
+            "scores": dataclasses.replace(self.scores, mask=mask),
+            "blocks": choose_blocks(q, k, window=mask.window, target=self.target),
+            "result_dtype": accumulation_dtype(q.dtype),
+        }
 
 
 def active_shifts(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder = "zigzag") -> tuple[int, ...]:
@@ -97,14 +90,14 @@ def chunk_pairs(ring: Ring, shift: int | Array) -> list[ChunkPair]:
     Args:
         shift: If traced, one of `active_shifts`; the result then covers all of them.
     """
-    n = ring.axis_size
-    shifts = (shift,) if isinstance(shift, int) else active_shifts(n, ring.chunk, ring.mask, ring.order)
+    (name, n, order), mask = ring.axis, ring.scores.mask
+    shifts = (shift,) if isinstance(shift, int) else active_shifts(n, ring.chunk, mask, order)
     distances: dict[int, set[int]] = {}
     for each in shifts:
-        for number, of_meeting in _pieces_at(n, ring.chunk, ring.mask, ring.order, each).items():
+        for number, of_meeting in _pieces_at(n, ring.chunk, mask, order, each).items():
             distances.setdefault(number, set()).update(of_meeting)
-    here = lax.axis_index(ring.axis_name)
-    meetings = _meetings(here, (here - shift) % n, n, ring.order, causal=ring.mask.causal, at_home=shifts == (0,))
+    here = lax.axis_index(name)
+    meetings = _meetings(here, (here - shift) % n, n, order, causal=mask.causal, at_home=shifts == (0,))
     return [ChunkPair(*meetings[number], tuple(sorted(of_meeting))) for number, of_meeting in sorted(distances.items())]
 
 
@@ -158,12 +151,13 @@ def chunk_outputs(
         keys: k, v and their segments.
     """
 
-    def compute(mask, q, query_segments, k, v, key_segments):
-        wide = accumulation_dtype(q.dtype)
+    def compute(mask, queries, keys):
+        (q, query_segments), (k, v, key_segments) = queries, keys
         if mask is None:
+            wide = accumulation_dtype(q.dtype)
             return jnp.zeros(q.shape, wide), jnp.full(q.shape[:-1], MASKED, wide)
-        options = {"scores": ring.scores(mask), "blocks": ring.blocks(q, k, mask), "result_dtype": wide}
-        return flash_forward(q, k, v, query_segments, key_segments, **options)
+        operands = AttentionOperands(q, k, v, query_segments, key_segments)
+        return flash_forward(operands, **ring.between_chunks(q, k, mask))
 
     return _each(ring, pieces, compute, queries, keys)
 
@@ -182,12 +176,13 @@ def chunk_gradients(
         keys: k, v and their segments.
     """
 
-    def compute(mask, q, query_segments, logsumexp, delta, d_out, k, v, key_segments):
-        wide = accumulation_dtype(q.dtype)
+    def compute(mask, queries, keys):
+        (q, query_segments, *output), (k, v, key_segments) = queries, keys
         if mask is None:
+            wide = accumulation_dtype(q.dtype)
             return tuple(jnp.zeros(x.shape, wide) for x in (q, k, v))
-        options = {"scores": ring.scores(mask), "blocks": ring.blocks(q, k, mask), "result_dtype": wide}
-        return flash_backward(q, k, v, query_segments, key_segments, logsumexp, delta, d_out, **options)
+        operands = AttentionOperands(q, k, v, query_segments, key_segments)
+        return flash_backward(operands, OutputGradient(*output), **ring.between_chunks(q, k, mask))
 
     return _each(ring, pieces, compute, queries, keys)
 
@@ -195,8 +190,9 @@ def chunk_gradients(
 def _each(
     ring: Ring, pieces: Sequence[ChunkPair], compute: Callable[..., tuple[Array, ...]], queries: tuple, keys: tuple
 ) -> list[tuple[Array, ...]]:
-    """Run `compute(mask, *chunks)` for every pair; consecutive pairs with the same single mask are stacked
-    into one call."""
+    """Run `compute(mask, chunks of queries, chunks of keys)` for every pair; consecutive pairs with the same single
+    mask are stacked into one call."""
+    number = len(queries)
 
     def chunks(piece: ChunkPair) -> list[Array | None]:
         named = [(x, piece.query) for x in queries] + [(x, piece.key) for x in keys]
@@ -206,22 +202,27 @@ def _each(
         ]
 
     def masks(piece: ChunkPair) -> tuple[MaskRule | None, ...]:
-        return tuple(dict.fromkeys(_mask_at(distance, ring.chunk, ring.mask) for distance in piece.distances))
+        return tuple(dict.fromkeys(_mask_at(distance, ring.chunk, ring.scores.mask) for distance in piece.distances))
+
+    def visit(piece: ChunkPair, mask: MaskRule | None) -> tuple[Array, ...]:
+        pair = chunks(piece)
+        return compute(mask, pair[:number], pair[number:])
 
     results: list[tuple[Array, ...]] = []
     for known, alike in itertools.groupby(pieces, key=masks):
         alike = list(alike)
         if len(known) == 1:
             stacked = [None if parts[0] is None else jnp.concatenate(parts) for parts in zip(*map(chunks, alike))]
-            results += zip(*(jnp.split(x, len(alike)) for x in compute(known[0], *stacked)))
+            outputs = compute(known[0], stacked[:number], stacked[number:])
+            results += zip(*(jnp.split(x, len(alike)) for x in outputs))
             continue
         # The mask depends on the device: select it by the traced distance.
         for piece in alike:
             first, last = piece.distances[0], piece.distances[-1]
             which = [
-                known.index(_mask_at(d, ring.chunk, ring.mask)) if d in piece.distances else 0
+                known.index(_mask_at(d, ring.chunk, ring.scores.mask)) if d in piece.distances else 0
                 for d in range(first, last + 1)
             ]
-            branches = [lambda piece=piece, mask=mask: compute(mask, *chunks(piece)) for mask in known]
+            branches = [functools.partial(visit, piece, mask) for mask in known]
             results.append(lax.switch(jnp.asarray(which, jnp.int32)[piece.distance - first], branches))
     return results

@@ -11,17 +11,13 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from panax.core.layout.target import Target
-from panax.kernels.state_space.state_space import initial_state_output, state_space_scan
+from panax.kernels.state_space.state_space import ScanInputs, initial_state_output, state_space_scan
 from panax.spmd.linear import all_gather_sum, shift_right
 from panax.spmd.sharding_marks import ValueState, assert_cotangent_sharding, assert_sharding
 
 
 def scan_over_devices(
-    x: Float[Array, "batch seq heads head_dim"],
-    dt: Float[Array, "batch seq heads"],
-    a: Float[Array, " heads"],
-    b: Float[Array, "batch seq groups state"],
-    c: Float[Array, "batch seq groups state"],
+    inputs: ScanInputs,
     segments: Int[Array, "batch seq"] | None,
     *,
     axis_name: str,
@@ -41,9 +37,9 @@ def scan_over_devices(
     """
     per_device, parts = {axis_name: ValueState.OWN}, {axis_name: ValueState.SPLIT}
     # A device's cotangents belong to its part of the row; they are not partial sums.
-    x, dt, b, c = assert_cotangent_sharding((x, dt, b, c), parts, dim=1)
-    a = assert_cotangent_sharding(a, {axis_name: ValueState.PARTIAL})
-    scan = state_space_scan(x, dt, a, b, c, segments=segments, target=target)
+    x, dt, b, c = assert_cotangent_sharding((inputs.x, inputs.dt, inputs.b, inputs.c), parts, dim=1)
+    a = assert_cotangent_sharding(inputs.a, {axis_name: ValueState.PARTIAL})
+    scan = state_space_scan(ScanInputs(x, dt, a, b, c), segments=segments, target=target)
     state, decay = assert_sharding((scan.state, scan.decay), per_device)
     y = assert_sharding(scan.y, parts, dim=1)
     # Where a document ends, nothing is carried over: neither through this device (`decay`) nor into it (`before`).

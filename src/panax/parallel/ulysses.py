@@ -13,24 +13,14 @@ repeated only until the axis divides them; gathering them on every device would 
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from panax.core.protocols import RowOrder
 from panax.kernels.precision import accumulation_dtype
-from panax.parallel.context import WireBytes
-
-
-class _Axis(NamedTuple):
-    """The mesh axis that shards rows."""
-
-    name: str
-    size: int
-    order: RowOrder
+from panax.parallel.context import ContextAxis, LocalSizes, WireBytes
 
 
 def ulysses_attention(
@@ -39,83 +29,62 @@ def ulysses_attention(
     v: Float[Array, "batch seq kv_heads head_dim"],
     segments: Int[Array, "batch seq"] | None,
     *,
-    axis_name: str,
-    axis_size: int,
-    order: RowOrder = "zigzag",
+    axis: ContextAxis,
     sinks: Float[Array, " heads"] | None = None,
     kernel: Callable[..., Array],
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Compute attention over whole rows, of which this device holds its part; differentiable in q, k and v.
+    """Compute attention over whole rows; this device holds its part of each; differentiable in q, k and v.
 
     Must be called with `axis_name` manual: in `jax.shard_map(..., check_vma=False)`. Sent by each device:
     `ulysses_bytes`.
 
     Args:
         segments: Of the local tokens; 0 is padding.
-        axis_name: The mesh axis that shards rows.
-        axis_size: Number of devices along it.
-        order: Which part of a row a device holds.
-        sinks: Those of all its heads, of which the kernel gets the part of the heads that it computes.
+        sinks: Those of all its heads; the kernel gets those of the heads that it computes.
         kernel: Called once as `kernel(q, k, v, segments=segments, sinks=sinks)` with whole rows and part of the
             heads: `attention` with its other options bound.
 
     Raises:
-        ValueError: `axis_size` does not divide the query heads, or the local sequence, in zigzag order,
+        ValueError: The axis does not divide the query heads, or the local sequence, in zigzag order,
             cannot be cut into two equal chunks.
     """
-    if axis_size == 1:
+    if axis.size == 1:
         return kernel(q, k, v, segments=segments, sinks=sinks)
     seq, heads = q.shape[1:3]
-    _check_heads(heads, axis_size)
+    _check_heads(heads, axis.size)
     if heads % k.shape[2]:
         raise ValueError(f"{heads=} must be a multiple of kv_heads={k.shape[2]}")
-    if order == "zigzag" and seq % 2:
+    if axis.order == "zigzag" and seq % 2:
         raise ValueError(
             f"a device's part of a row, {seq} tokens, can't be cut into two equal chunks; use a row length that is "
-            f"divisible by 2 * {axis_name}={2 * axis_size}"
+            f"divisible by 2 * {axis.name}={2 * axis.size}"
         )
-    axis = _Axis(axis_name, axis_size, order)
     if segments is not None:
-        segments = _in_order(lax.all_gather(segments, axis_name, axis=1, tiled=True), axis)
-    copies = _sent_kv_heads(k.shape[2], axis_size) // k.shape[2]
+        segments = _in_order(lax.all_gather(segments, axis.name, axis=1, tiled=True), axis)
+    copies = _sent_kv_heads(k.shape[2], axis.size) // k.shape[2]
     q, k, v = (_whole_rows(x, axis) for x in (q, _repeated(k, copies), _repeated(v, copies)))
     if sinks is not None:
-        first = lax.axis_index(axis_name) * (heads // axis_size)
-        sinks = lax.dynamic_slice_in_dim(sinks, first, heads // axis_size)
+        first = lax.axis_index(axis.name) * (heads // axis.size)
+        sinks = lax.dynamic_slice_in_dim(sinks, first, heads // axis.size)
     return _whole_heads(kernel(q, k, v, segments=segments, sinks=sinks), axis)
 
 
-def ulysses_bytes(
-    *,
-    axis_size: int,
-    batch: int,
-    local_seq: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    itemsize: int,
-    packed: bool,
-) -> WireBytes:
-    """Count the bytes that one device sends in `ulysses_attention`; the arguments are sizes on one device
-    before any exchange.
+def ulysses_bytes(sizes: LocalSizes, axis_size: int) -> WireBytes:
+    """Count the bytes that one device sends in `ulysses_attention`.
 
     Of every exchanged array, a device keeps one part and sends the others: q, k, v and the output forward,
     their cotangents backward. The segments are all-gathered once, around the axis.
 
-    Args:
-        itemsize: Bytes per element of q, k and v.
-        packed: True if there are segments.
-
-    >>> ulysses_bytes(
-    ...     axis_size=4, batch=1, local_seq=1024, heads=32, kv_heads=8, head_dim=128, itemsize=2, packed=False
-    ... )
+    >>> sizes = LocalSizes(batch=1, local_seq=1024, heads=32, kv_heads=8, head_dim=128, itemsize=2, packed=False)
+    >>> ulysses_bytes(sizes, axis_size=4)
     WireBytes(forward=15728640, backward=15728640)
     """
     if axis_size == 1:
         return WireBytes(0, 0)
-    columns = 2 * (heads + _sent_kv_heads(kv_heads, axis_size)) * head_dim
-    exchanged = batch * local_seq * columns * itemsize // axis_size * (axis_size - 1)
-    segments = (axis_size - 1) * batch * local_seq * 4 if packed else 0
+    columns = 2 * (sizes.heads + _sent_kv_heads(sizes.kv_heads, axis_size)) * sizes.head_dim
+    positions = sizes.batch * sizes.local_seq
+    exchanged = positions * columns * sizes.itemsize // axis_size * (axis_size - 1)
+    segments = (axis_size - 1) * positions * 4 if sizes.packed else 0
     return WireBytes(exchanged + segments, exchanged)
 
 
@@ -159,12 +128,12 @@ def _repeated_backward(copies: int, _, d_x: Array) -> tuple[Array]:
 _repeated.defvjp(lambda x, copies: (_repeated(x, copies), None), _repeated_backward)
 
 
-def _to_rows(x: Array, axis: _Axis) -> Array:
+def _to_rows(x: Array, axis: ContextAxis) -> Array:
     """Exchange [batch, local seq, heads, d] for [batch, seq, local heads, d]."""
     return _in_order(lax.all_to_all(x, axis.name, split_axis=2, concat_axis=1, tiled=True), axis)
 
 
-def _to_heads(x: Array, axis: _Axis) -> Array:
+def _to_heads(x: Array, axis: ContextAxis) -> Array:
     """Invert `_to_rows`; also its transpose, since both only move elements."""
     return lax.all_to_all(_as_held(x, axis), axis.name, split_axis=1, concat_axis=2, tiled=True)
 
@@ -175,7 +144,7 @@ _whole_heads = jax.custom_vjp(_to_heads, nondiff_argnums=(1,))
 _whole_heads.defvjp(lambda x, axis: (_to_heads(x, axis), None), lambda axis, _, d_x: (_to_rows(d_x, axis),))
 
 
-def _in_order(x: Array, axis: _Axis) -> Array:
+def _in_order(x: Array, axis: ContextAxis) -> Array:
     """Restore rows, [batch, seq, ...], from the device order to their original order."""
     if axis.order == "contiguous":
         return x
@@ -183,7 +152,7 @@ def _in_order(x: Array, axis: _Axis) -> Array:
     return jnp.concatenate([chunks[:, :, 0], chunks[:, ::-1, 1]], axis=1).reshape(x.shape)
 
 
-def _as_held(x: Array, axis: _Axis) -> Array:
+def _as_held(x: Array, axis: ContextAxis) -> Array:
     """Invert `_in_order`."""
     if axis.order == "contiguous":
         return x

@@ -70,7 +70,7 @@ def _mesh_groups(axes: str, device_ids: str | None, over: str) -> Groups:
     for part in filter(None, (part.strip() for part in over.split(","))):
         match = _AXIS.fullmatch(part)
         if match is None:
-            raise ValueError(f"a group of devices is written as {over!r}, which can't be read")
+            raise ValueError(f"cannot parse the device group {over!r}")
         start = int(match.group(2) or 1)
         chosen.append(_Piece(match.group(1), start, start * int(match.group(3) or sizes[match.group(1)])))
     pieces: list[_Piece] = []

@@ -18,7 +18,7 @@ from ..plan.walk.traffic import Traffic
 from .devices import time_executions
 
 FIRST_BYTES = 2**18
-"""Size of the first message; its time shows how much more can be sent in time."""
+"""Size of the first message; its time determines the largest size that fits the time limit."""
 
 LARGEST_BYTES = {"cpu": 2**22}
 _LARGEST_ELSEWHERE = 2**28

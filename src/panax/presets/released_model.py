@@ -79,7 +79,7 @@ def released_model(
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raise a DataError if a folder has no tokenizer.json; of other forms the message has the command that converts it."""
+    """Raise a DataError if a folder has no tokenizer.json; for other forms, the message has the conversion command."""
     if (folder / TOKENIZER).is_file():
         return
     other = next((file.name for pattern in OTHER_TOKENIZERS for file in sorted(folder.glob(pattern))), None)

@@ -71,7 +71,9 @@ def sketch_step(
     except RecipeError:
         if not isinstance(data.tokenizer, BytePairTokenizer):
             raise
-        say(f"the corpus is not read: the vocabulary is taken as its tokenizer's most, {data.tokenizer.vocab_size}")
+        say(
+            f"the corpus is not read: the vocabulary is assumed to be its tokenizer's maximum, {data.tokenizer.vocab_size}"
+        )
         task = experiment.task.adapt_to_data(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
     task = with_compute_dtype(task, device_target(devices[0]), say)
     experiment = scale_learning_rate(experiment, lambda: text_batch(data), say)

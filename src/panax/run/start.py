@@ -338,8 +338,8 @@ def start_fresh(
     """
     if checkpointer.distrusted:
         raise CheckpointError(
-            f"no checkpoint in {checkpointer.store.url} is whole; look at them with `panax checkpoint verify`, then remove them, "
-            f"or start from step 0 with --fresh"
+            f"no checkpoint in {checkpointer.store.url} is undamaged; inspect them with `panax checkpoint verify`, then "
+            f"remove them, or start from step 0 with --fresh"
         )
     return RunStart(init_state(prepared, say), 0, None, None, progress=DataProgress(rollbacks=tuple(rollbacks)))
 

@@ -83,9 +83,7 @@ def merge_over_devices(measures: Any, axes: MeshAxes) -> Any:
 
     def merge(measure: Any) -> Any:
         if isinstance(measure, MeanWithInterval):
-            raise RecipeError(
-                "a MeanWithInterval is of tasks that see whole arrays; one that names its axes returns a Mean"
-            )
+            raise RecipeError("MeanWithInterval needs whole arrays; a task that names its axes must return a Mean")
 
         def reduced(value: Any) -> jax.Array:
             return jax.lax.pmax(value, axes) if merges_by_max(measure) else all_reduce(value, axes)

@@ -1,7 +1,7 @@
 """Differentiable collectives, each paired with its transpose in the backward pass.
 
 Along a mesh axis a value is split (each device holds a part), whole (all devices hold the same value) or
-partial (each device holds a term of a sum). Its cotangent is described in the same words: the cotangent of a
+partial (each device holds a partial sum). Its cotangent is described in the same words: the cotangent of a
 whole array that devices read independently is partial, so the transpose of a gather is a reduce-scatter.
 
     function             forward                       backward

@@ -25,7 +25,7 @@ Products = Sequence[Callable[[jax.Array], jax.Array]]
 
 
 def should_overlap(axes: MeshAxes) -> bool:
-    """Return whether collectives over `axes` are run as rings; only possible over a single mesh axis."""
+    """Return True if collectives over `axes` are run as rings; only possible over a single mesh axis."""
     layout = current_layout()
     return layout is not None and layout.overlap and len(axes) == 1
 

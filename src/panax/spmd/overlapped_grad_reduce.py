@@ -27,7 +27,7 @@ from ..core.params.axes import path_name
 
 def parameter_name(path: tuple[Any, ...]) -> str:
     """Return the name of the parameter at a path; of a gathered weight only the slot is differentiated
-    (`once.py`).
+    (`step_gather.py`).
     """
     return path_name(path).removesuffix(".slot")
 

@@ -38,7 +38,7 @@ class WeightOp(abc.ABC):
         """Compute (the gradient of `inputs`, the gradients of the weights) from the gradient of the result.
 
         The gradient of a weight is this device's partial sum, in the compute layout and the given dtype. For
-        a `GatheredWeightWithGrad` it is the result of its `returned`, called in `forward`.
+        a `GatheredWeightWithGrad` it is the result of its `reduce_grad`, called in `forward`.
 
         Args:
             saved: The second result of `forward`.

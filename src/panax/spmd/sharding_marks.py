@@ -27,11 +27,11 @@ class ValueState(enum.Enum):
     SPLIT = "split"
     """A part of an array; a sum over its elements is a term of the sum over the whole array."""
     OWN = "own"
-    """Independent on each device; sums over its elements are not terms of a sum over devices."""
+    """Independent on each device; sums over its elements are not partial sums over devices."""
     PARTIAL = "partial"
-    """A term of a sum: the intended value is the sum over devices."""
+    """A partial sum: the intended value is the sum over devices."""
     UNKNOWN = "unknown"
-    """Whatever the code computes; the check does not track it."""
+    """Unknown to the check, which does not track the value."""
 
 
 class ShardingMark(enum.Enum):

@@ -2,7 +2,7 @@
 
 ZeRO-3 gathers a weight at each use and needs none of this. ZeRO-1 and ZeRO-2 gather it once per step
 (`rules.zero`), and so does a pipeline, in which a stage uses each weight once per micro-batch. The gathered
-copy has the compute dtype, but its gradient must not: a `Weight` is therefore a pair of `value` and `slot`,
+copy has the compute dtype, but its gradient must not: a `StepWeight` is therefore a pair of `value` and `slot`,
 and only the slot, in the parameter's dtype, is differentiated.
 """
 
@@ -63,7 +63,7 @@ def step_gather_dtype(axes: Axes, dtype: Any) -> Any:
 
 
 def gather_params_per_step(params: Any, axes: Any, dtype: Any, *, scattered: bool) -> Any:
-    """Replace each parameter by a gathered `Weight`.
+    """Replace each parameter by a gathered `StepWeight`.
 
     A parameter that needs no gather, or is not a plain array, is returned as it is.
 

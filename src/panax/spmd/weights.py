@@ -9,7 +9,7 @@ float32, which is then converted to the storage layout and dtype of the weight. 
 parameter (`contract`, `gather`, `add_bias`, embeddings, experts, the loss) uses this module.
 
 A parameter need not be an array: anything that implements `WeightLike` can replace it, such as an int8 base
-with adapters, rows of a table, or a weight gathered once per step (`once.py`).
+with adapters, rows of a table, or a weight gathered once per step (`step_gather.py`).
 """
 
 import functools
@@ -55,7 +55,7 @@ class WeightLike(Protocol):
         ...
 
     def gather(self, to: GatherSpec) -> tuple[jax.Array, Any]:
-        """Return (the value in the compute layout and dtype, the arrays that `returned` needs)."""
+        """Return (the value in the compute layout and dtype, the arrays that `reduce_grad` needs)."""
         ...
 
     def reduce_grad(self, to: GatherSpec, kept: Any, gradient: jax.Array) -> Any:
@@ -68,7 +68,7 @@ class WeightLike(Protocol):
         Called in the backward pass, in which `self` holds shapes (`jax.ShapeDtypeStruct`) in place of arrays.
 
         Args:
-            kept: The second result of `open`.
+            kept: The second result of `gather`.
             gradient: This device's partial gradient of the value, in the compute layout.
         """
         ...
@@ -109,8 +109,8 @@ class GatheredWeightWithGrad(eqx.Module):
 
     Attributes:
         value: The weight; a constant.
-        weight: The differentiated weight; `returned` gives its gradient.
-        saved: The second result of its `open`.
+        weight: The differentiated weight; its `reduce_grad` gives its gradient.
+        saved: The second result of its `gather`.
         spec: How it was gathered.
     """
 
@@ -162,7 +162,7 @@ def gather_axes(axes: Axes) -> tuple[MeshAxes, ...]:
 
 
 def is_wrapped_weight(w: Any) -> bool:
-    """Return whether `w` is a weight other than a plain array."""
+    """Return True if `w` is a weight other than a plain array."""
     return isinstance(w, WeightLike)
 
 

@@ -87,7 +87,7 @@ def classify_failure(error: Exception) -> StoreFailure | None:
     shown = " ".join(filter(None, ["status" if status else "", str(status or ""), code]))
     if code in _NO_BUCKET_CODES:
         return StoreFailure(
-            kind="final", reason=f"there is no such bucket ({shown})", advice="make it, or correct the address"
+            kind="final", reason=f"there is no such bucket ({shown})", advice="create it, or correct the address"
         )
     if _METADATA.search(text.split("\n", 1)[0]):
         advice = f"{CREDENTIALS}; without them the machine's own role is asked for, which did not answer"

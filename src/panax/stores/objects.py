@@ -307,18 +307,18 @@ class _Burst:
 
     gap_seconds = 10.0
 
-    def __init__(self, most_seconds: float) -> None:
-        self._most_seconds = most_seconds
+    def __init__(self, max_seconds: float) -> None:
+        self._max_seconds = max_seconds
         self._lock = threading.Lock()
         self._begin = self._last = float("-inf")
 
     def wait(self) -> None:
-        if not self._most_seconds:
+        if not self._max_seconds:
             return
         with self._lock:
             now = time.monotonic()
             if now > self._last + self.gap_seconds:
-                self._begin = now + random.uniform(0.0, self._most_seconds)
+                self._begin = now + random.uniform(0.0, self._max_seconds)
             self._last = max(now, self._begin)
         time.sleep(max(self._begin - now, 0.0))
 

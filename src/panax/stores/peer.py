@@ -45,15 +45,15 @@ class PeerServer:
         address: `host:port`.
     """
 
-    def __init__(self, store: LocalStore, token: str, host: str = "127.0.0.1", most_bytes: int = 2**40) -> None:
+    def __init__(self, store: LocalStore, token: str, host: str = "127.0.0.1", max_bytes: int = 2**40) -> None:
         """
         Args:
             host: The address to bind: loopback, or the job's own.
-            most_bytes: The largest object that is accepted.
+            max_bytes: The largest object that is accepted.
         """
 
         class Handler(_Handler):
-            served, secret, limit = store, token, most_bytes
+            served, secret, limit = store, token, max_bytes
 
         self._server = _Server((host, 0), Handler)
         self.address = f"{host}:{self._server.server_address[1]}"
@@ -75,9 +75,9 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 128
-    most_waiting = 64
+    max_waiting = 64
     waiting_seconds = 10.0
-    most_nonces = 1 << 20
+    max_nonces = 1 << 20
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._waiting: dict[socket.socket, float] = {}
@@ -87,7 +87,7 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            if len(self._waiting) >= self.most_waiting:
+            if len(self._waiting) >= self.max_waiting:
                 self._hang_up(next(iter(self._waiting)))
             self._waiting[request] = time.monotonic()
         super().process_request(request, client_address)
@@ -105,7 +105,7 @@ class _Server(ThreadingHTTPServer):
             if nonce in self._nonces:
                 return False
             self._nonces[nonce] = None
-            while len(self._nonces) > self.most_nonces:
+            while len(self._nonces) > self.max_nonces:
                 del self._nonces[next(iter(self._nonces))]
             return True
 
@@ -124,7 +124,7 @@ class _Server(ThreadingHTTPServer):
             request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore errors of a connection: a peer that hung up has its own error to show."""
+        """Ignore errors of a connection: a peer that closed it reports its own error."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -100,7 +100,7 @@ class PipedProcess:
                 except BrokenPipeError:
                     raise EOFError("it has closed its input") from None
 
-    def read_line(self, most_bytes: int, seconds: float) -> bytes:
+    def read_line(self, max_bytes: int, seconds: float) -> bytes:
         """Read a line, with its newline.
 
         Args:
@@ -109,13 +109,13 @@ class PipedProcess:
         Raises:
             EOFError: It has ended, or closed its output.
             TimeoutError: It writes nothing.
-            ValueError: The line is longer than `most_bytes`.
+            ValueError: The line is longer than `max_bytes`.
         """
         seen = 0
         while (end := self._read.find(b"\n", seen)) < 0:
             seen = len(self._read)
-            if seen > most_bytes:
-                raise ValueError(f"its line is longer than {most_bytes:,} bytes")
+            if seen > max_bytes:
+                raise ValueError(f"its line is longer than {max_bytes:,} bytes")
             self._more(seconds)
         line = bytes(self._read[: end + 1])
         del self._read[: end + 1]

@@ -34,20 +34,20 @@ class JsonError(ValueError):
     the source of the text."""
 
 
-def parse(text: str | bytes, *, most_bytes: int = MAX_BYTES, constants: bool = False) -> Any:
+def parse(text: str | bytes, *, max_bytes: int = MAX_BYTES, constants: bool = False) -> Any:
     """Parse a JSON text.
 
     Args:
         text: The text; bytes are UTF-8.
-        most_bytes: Maximum length of the text; characters, for a string.
+        max_bytes: Maximum length of the text; characters, for a string.
         constants: True to accept NaN, Infinity and -Infinity, which Python writes but JSON does not define.
 
     Raises:
         JsonError: It is not JSON, too long, nested deeper than `MAX_DEPTH`, or holds a number or a string
             that no other program could read.
     """
-    if len(text) > most_bytes:
-        raise JsonError(f"it is {len(text):,} bytes long; at most {most_bytes:,} are read")
+    if len(text) > max_bytes:
+        raise JsonError(f"it is {len(text):,} bytes long; at most {max_bytes:,} are read")
     try:
         if not isinstance(text, str):
             text = text.decode("utf-8-sig")
@@ -67,47 +67,47 @@ def parse(text: str | bytes, *, most_bytes: int = MAX_BYTES, constants: bool = F
     return value
 
 
-def parse_as(kind: type[T], text: str | bytes, *, most_bytes: int = MAX_BYTES, constants: bool = False) -> T:
+def parse_as(kind: type[T], text: str | bytes, *, max_bytes: int = MAX_BYTES, constants: bool = False) -> T:
     """Parse a JSON text that is an object or a list.
 
     Args:
         kind: `dict` or `list`.
-        text, most_bytes, constants: As for `parse`.
+        text, max_bytes, constants: As for `parse`.
 
     Raises:
         JsonError: As for `parse`, or the value is of another type.
     """
-    value = parse(text, most_bytes=most_bytes, constants=constants)
+    value = parse(text, max_bytes=max_bytes, constants=constants)
     if not isinstance(value, kind):
         raise JsonError(f"it holds {_KINDS.get(type(value), f'a {type(value).__name__}')}; expected {_KINDS[kind]}")
     return value
 
 
-def read(path: str | os.PathLike[str], *, most_bytes: int = MAX_BYTES, constants: bool = False) -> Any:
+def read(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES, constants: bool = False) -> Any:
     """Read the value of a JSON file.
 
     Raises:
         JsonError: As for `parse`, or the path is not a regular file (reading a pipe would block).
         OSError: The file can't be read.
     """
-    return parse(read_bytes(path, most_bytes), most_bytes=most_bytes, constants=constants)
+    return parse(read_bytes(path, max_bytes), max_bytes=max_bytes, constants=constants)
 
 
-def read_as(kind: type[T], path: str | os.PathLike[str], *, most_bytes: int = MAX_BYTES, constants: bool = False) -> T:
+def read_as(kind: type[T], path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES, constants: bool = False) -> T:
     """Read a JSON file that holds an object or a list.
 
     Raises:
         JsonError: As for `parse_as`, or the path is not a regular file.
         OSError: The file can't be read.
     """
-    return parse_as(kind, read_bytes(path, most_bytes), most_bytes=most_bytes, constants=constants)
+    return parse_as(kind, read_bytes(path, max_bytes), max_bytes=max_bytes, constants=constants)
 
 
-def read_bytes(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> bytes:
-    """Read the bytes of a regular file of at most `most_bytes`.
+def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
+    """Read the bytes of a regular file of at most `max_bytes`.
 
     Raises:
-        JsonError: It is longer than `most_bytes`, or not a regular file.
+        JsonError: It is longer than `max_bytes`, or not a regular file.
         OSError: It can't be read.
     """
     # Without O_NONBLOCK, opening a pipe waits for a writer.
@@ -118,9 +118,9 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> byt
             raise IsADirectoryError(f"{path} is a folder")
         if not stat.S_ISREG(file_stat.st_mode):
             raise JsonError("it is not a regular file")
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise JsonError(f"it is {max(file_stat.st_size, len(data)):,} bytes long; at most {most_bytes:,} are read")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise JsonError(f"it is {max(file_stat.st_size, len(data)):,} bytes long; at most {max_bytes:,} are read")
     return data
 
 
@@ -148,7 +148,7 @@ def _integer(text: str) -> int:
 def _float(text: str) -> float:
     value = float(text)
     if value in (float("inf"), float("-inf")):
-        raise JsonError(f"a number in it is beyond float64: {text[:20]}")
+        raise JsonError(f"a number in it exceeds the range of float64: {text[:20]}")
     return value
 
 

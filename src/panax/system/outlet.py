@@ -19,13 +19,13 @@ class Outlet:
     """Ordered output to a stream. If the reader is gone, output is discarded; a full disk loses some: neither
     raises an error."""
 
-    def __init__(self, stream: IO[str], most_waiting: int = MAX_PENDING_BYTES):
+    def __init__(self, stream: IO[str], max_waiting: int = MAX_PENDING_BYTES):
         """Start the thread that writes.
 
         Args:
             stream: If it has no descriptor (in a test, a notebook), it is written to immediately.
         """
-        self._stream, self._most = stream, most_waiting
+        self._stream, self._most = stream, max_waiting
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self._texts: deque[bytes] = deque()
         self._waiting = self._left_out = 0

@@ -22,7 +22,7 @@ def make_owned_dir(folder: Path) -> Path:
     if not mark.is_file():
         # Checked again: another process may have made it meanwhile, and writes the marker first.
         if any(folder.iterdir()) and not mark.is_file():
-            raise FileExistsError(f"{folder} was not made by Panax, and holds files: nothing there may be removed")
+            raise FileExistsError(f"{folder} contains files and was not created by Panax, so nothing in it is removed")
         os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
     return folder
 

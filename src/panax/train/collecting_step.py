@@ -79,7 +79,7 @@ def check_plain(program: "Program") -> None:
 def take_collecting_step(
     program: "Program", state: TrainState, batch: Batch, batch_axes: Mapping[str, Axes] | None
 ) -> tuple[TrainState, Scalars]:
-    """Repeat `collections` times: collect, then make `updates` updates. Scalars are means over them, or the
+    """Repeat `rollouts_per_step` times: collect, then make `updates` updates. Scalars are means over them, or the
     last ones (`LAST_VALUE_NAMES`)."""
     task = _task_of(program)
     numbered = prepare_batch(program.task, batch, batch_axes).batch

@@ -53,7 +53,7 @@ def unscale_gradients(gradients: Any, scale: jax.Array | None) -> Any:
 
 
 def should_skip_update(guard: StepGuard, finite: jax.Array) -> jax.Array:
-    """Return whether an update is skipped only because the scale is still too large, which does not indicate
+    """Return True if an update is skipped only because the scale is still too large, which does not indicate
     a bad run."""
     return jnp.bool_(False) if guard.scale is None else ~finite & (guard.scale > LEAST)
 

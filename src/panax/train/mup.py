@@ -88,7 +88,7 @@ def width_factors(task: Task) -> WidthFactors | None:
     if wide_arrays.keys() != narrow_arrays.keys():
         odd = sorted(wide_arrays.keys() ^ narrow_arrays.keys())
         raise RecipeError(
-            f"task.base: only one of both models has {', '.join(odd[:3])}; let them differ in widths alone"
+            f"task.base: only one of the two models has {', '.join(odd[:3])}; they may differ only in widths"
         )
     rates: dict[str, float] = {}
     scales: dict[str, float] = {}

@@ -252,7 +252,7 @@ class Program:
         return average_params(self, state, meeting)
 
     def renewal_due(self, number: int) -> bool:
-        """Return whether the optimizer state is `renewed` after step `number`, counted from 1."""
+        """Return True if the optimizer renews part of its state after step `number`, counted from 1."""
         return self.transformation.renewal is not None and self.transformation.renewal.due(number)
 
     def renew(self, optimizer_state: Any) -> Any:

@@ -223,7 +223,7 @@ def _bits(leaf: jax.Array) -> jax.Array:
 
 
 def _is_cast(leaf: jax.Array) -> bool:
-    """Return whether the dtype cannot be bit-cast to whole bytes: bools, and integers of 4 bits or fewer."""
+    """Return True if the dtype cannot be bit-cast to whole bytes: bools, and integers of 4 bits or fewer."""
     return leaf.dtype == jnp.bool_ or (jnp.issubdtype(leaf.dtype, jnp.integer) and jnp.iinfo(leaf.dtype).bits < 8)
 
 

@@ -318,7 +318,7 @@ def _clip_factor(norm: jax.Array, most: float) -> jax.Array:
 
 
 def _teaches(result: Gradients) -> jax.Array:
-    """Return whether anything in the batch counts and its data checks found no fault."""
+    """Return True if the batch has any weight and its data checks found no fault."""
     # Skip a fully masked batch: otherwise weight decay and old moments would still change the weights.
     teaches = functools.reduce(jnp.logical_or, [term.weight > 0 for term in result.losses.values()])
     for found in result.metrics.values():
@@ -328,7 +328,7 @@ def _teaches(result: Gradients) -> jax.Array:
 
 
 def _is_usual(norm: jax.Array, guard: StepGuard, config: StepConfig) -> jax.Array | bool:
-    """Return whether a gradient's norm is not a spike."""
+    """Return True if a gradient's norm is not a spike."""
     if config.spike_factor is None:
         return True
     return (guard.usual_norm == 0.0) | (norm <= config.spike_factor * guard.usual_norm)

@@ -219,7 +219,7 @@ _LAYOUTS: tuple[tuple[str, str, str, dict[Family, tuple[str, ...]]], ...] = (
 def _distributed(layout: str, name: str, title: str, families: dict[Family, tuple[str, ...]]) -> tuple[Column, ...]:
     """Return PyTorch's and Panax's columns of one layout: each on processes, and Panax on simulated devices
     too."""
-    why_not = "PyTorch's tensor parallelism has no plan here for a mixture of experts"
+    why_not = "the column of PyTorch's tensor parallelism does not support mixtures of experts"
     ours = Column(
         name=f"panax_{layout}",
         title=f"Panax {layout}={WAYS}",

@@ -9,10 +9,10 @@ from panax.core.errors import RecipeError, suggest_name
 from .precision import Precision
 
 PRECISIONS: dict[Precision, str] = {
-    Precision.F32: "parameters, products and their sums in float32 (no TF32 anywhere)",
-    Precision.TF32: "parameters in float32, products of TF32 on a GPU",
-    Precision.BF16: "parameters, activations and products in bfloat16, the loss in float32",
-    Precision.MIXED: "parameters in float32, products in bfloat16 (torch.autocast; compute_dtype of Panax)",
+    Precision.F32: "parameters, matmuls and their sums in float32 (no TF32 anywhere)",
+    Precision.TF32: "parameters in float32, matmuls in TF32 on a GPU",
+    Precision.BF16: "parameters, activations and matmuls in bfloat16, the loss in float32",
+    Precision.MIXED: "parameters in float32, matmuls in bfloat16 (torch.autocast; compute_dtype of Panax)",
 }
 
 ATTENTIONS = ("eager", "fused")
@@ -124,7 +124,7 @@ class Settings:
                 f"optimizer={self.optimizer!r}; tables are updated by {' or '.join(TABLE_OPTIMIZERS)} here"
             )
         if self.precision != Precision.F32:
-            raise RecipeError(f"precision={self.precision!r}; tables and their products are compared in f32")
+            raise RecipeError(f"precision={self.precision!r}; tables and their matmuls are compared in f32")
         if self.attention != Settings.attention:
             raise RecipeError(f"attention={self.attention!r} has no effect with 'dlrm', which does not attend")
         shape = ("layers", "sequence_length", "image_size", "patch_size", "classes")

@@ -31,12 +31,12 @@ def widened(config: Any, model: Any) -> Any:
             wide = type(model)._from_config(copy.deepcopy(config), **EAGER, dtype=torch.float64).eval()
     finally:
         torch.set_default_dtype(before)
-    own = {key for key, _ in model.named_buffers()} - model.state_dict().keys()
+    unsaved_buffers = {key for key, _ in model.named_buffers()} - model.state_dict().keys()
     missing, unexpected = wide.load_state_dict(model.state_dict(), strict=False)
     assert not unexpected and not missing
     assert all(value.dtype == torch.float64 for value in wide.parameters())
     tables = dict(wide.named_buffers())
-    assert all(tables[key].dtype == torch.float64 for key in own if tables[key].is_floating_point())
+    assert all(tables[key].dtype == torch.float64 for key in unsaved_buffers if tables[key].is_floating_point())
     return wide
 
 

@@ -256,14 +256,14 @@ def test_what_a_file_can_not_express_is_refused(change: dict[str, Any], message:
 
 def test_a_damaged_file_is_one_error(tmp_path: Path) -> None:
     save_gguf(tmp_path / "model.gguf", draw(MODELS["qwen3"]))
-    whole = (tmp_path / "model.gguf").read_bytes()
+    intact = (tmp_path / "model.gguf").read_bytes()
     rng = np.random.default_rng(0)
-    for cut in (0, 3, 9, 30, 200, 2000, len(whole) // 2, len(whole) - 8):
-        (tmp_path / "model.gguf").write_bytes(whole[:cut])
+    for cut in (0, 3, 9, 30, 200, 2000, len(intact) // 2, len(intact) - 8):
+        (tmp_path / "model.gguf").write_bytes(intact[:cut])
         with pytest.raises(CheckpointError):
             open_all(tmp_path)
     for _ in range(60):
-        broken = bytearray(whole)
+        broken = bytearray(intact)
         for place in rng.integers(0, 2500, 3):
             broken[place] = rng.integers(0, 256)
         (tmp_path / "model.gguf").write_bytes(broken)
@@ -272,8 +272,8 @@ def test_a_damaged_file_is_one_error(tmp_path: Path) -> None:
             open_all(tmp_path)
         except (CheckpointError, RecipeError):
             continue
-    (tmp_path / "model.gguf").write_bytes(whole)
-    (tmp_path / "other.gguf").write_bytes(whole)
+    (tmp_path / "model.gguf").write_bytes(intact)
+    (tmp_path / "other.gguf").write_bytes(intact)
     with pytest.raises(CheckpointError, match=r"holds 2 GGUF files \(model.gguf, other.gguf\); expected one"):
         config_from(tmp_path)
 

@@ -107,13 +107,13 @@ def test_errors_are_at_most_twice_those_of_transformers(name: str, folder_of_exa
     wide, step = widened(tiny(name), example.theirs), our_step(example)
     squares: dict[str, np.ndarray] = {}
     for seed in SEEDS:
-        given = tokens(2 * seed), tokens(2 * seed + 1)
-        as_torch = [torch.from_numpy(each).long() for each in given]
+        token_ids = tokens(2 * seed), tokens(2 * seed + 1)
+        as_torch = [torch.from_numpy(each).long() for each in token_ids]
         with InFloat64():
             logits, model = logits_and_gradients(wide, *as_torch)
         truth = {"logits": logits.numpy(), **in_files(model, tmp_path / "truth")}
         logits, model = logits_and_gradients(example.theirs, *as_torch)
-        theirs, ours = {"logits": logits.numpy(), **in_files(model, tmp_path / "theirs")}, step(*given)
+        theirs, ours = {"logits": logits.numpy(), **in_files(model, tmp_path / "theirs")}, step(*token_ids)
         assert truth["logits"].dtype == np.float64 and ours.keys() == theirs.keys() == truth.keys()
         for key, value in truth.items():
             if not value.any():
@@ -133,11 +133,11 @@ def test_errors_are_at_most_twice_those_of_transformers(name: str, folder_of_exa
 def test_bfloat16_is_at_most_half_as_far_again(name: str, folder_of_examples: Path) -> None:
     """By the median over positions: a router that decides otherwise, which either does, moves a few of them far."""
     example = with_small_embeddings(name, folder_of_examples)
-    given = torch.from_numpy(tokens()).long()
+    token_ids = torch.from_numpy(tokens()).long()
     with torch.no_grad():
         with InFloat64():
-            truth = widened(tiny(name), example.theirs)(given).logits.numpy()
-        theirs = copy.deepcopy(example.theirs).to(torch.bfloat16)(given).logits.float().numpy()
+            truth = widened(tiny(name), example.theirs)(token_ids).logits.numpy()
+        theirs = copy.deepcopy(example.theirs).to(torch.bfloat16)(token_ids).logits.float().numpy()
     ours, sizes = np.asarray(our_logits(example, jnp.bfloat16, tokens()), np.float32), np.linalg.norm(truth, axis=-1)
     ours, theirs = (np.median(np.linalg.norm(x - truth, axis=-1) / sizes) for x in (ours, theirs))
     print(f"{name}: bfloat16 {ours:.1e}, of transformers {theirs:.1e}")

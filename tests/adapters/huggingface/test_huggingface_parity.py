@@ -183,12 +183,12 @@ def variants(config: DecoderConfig) -> dict[str, DecoderConfig]:
             "active experts": {"active": 1},
         }
         changes |= {name: {"feed_forward": dataclasses.replace(moe, **change)} for name, change in mixtures.items()}
-    found = {}
+    differences = {}
     for name, change in changes.items():
         # A model without attention, say, refuses what would have no effect.
         with contextlib.suppress(RecipeError):
-            found[name] = dataclasses.replace(config, **change)
-    return {name: variant for name, variant in found.items() if variant != config}
+            differences[name] = dataclasses.replace(config, **change)
+    return {name: variant for name, variant in differences.items() if variant != config}
 
 
 def test_the_examples_put_every_part_to_work(example: Example) -> None:

@@ -66,9 +66,9 @@ def test_each_device_reads_its_own_experts_only(family: str, folder_of_examples,
     monkeypatch.setattr(loader, "_place", of_last_device)
     load(example.folder, example.task, *laid_out)
     moe = example.task.model.feed_forward
-    experts = {int(found[1]) for name in read if (found := re.search(r"experts\.(\d+)\.", name))}
+    experts = {int(match[1]) for name in read if (match := re.search(r"experts\.(\d+)\.", name))}
     assert experts == set(range(moe.experts * 3 // 4, moe.experts))
-    layers = {int(found[1]) for name in read if (found := re.search(r"layers\.(\d+)\..*experts\.\d", name))}
+    layers = {int(match[1]) for name in read if (match := re.search(r"layers\.(\d+)\..*experts\.\d", name))}
     assert layers == set(example.task.model.mixture_layers)
 
 

@@ -135,10 +135,10 @@ def test_gradients(example):
     ours = dict(named_tensors(gradients, "vit"))
     assert float(loss) == pytest.approx(float(their_loss.detach()), rel=TOLERANCE)
     assert ours.keys() == theirs.keys()
-    whole = np.sqrt(sum(np.sum(leaf**2) for leaf in theirs.values()))
+    total_norm = np.sqrt(sum(np.sum(leaf**2) for leaf in theirs.values()))
     keys = {name for name in theirs if name.endswith("attention.key.bias")}
     assert len(keys) == 2
-    assert all(np.linalg.norm(ours[name] - theirs[name]) < OF_ROUNDING * whole for name in keys)
+    assert all(np.linalg.norm(ours[name] - theirs[name]) < OF_ROUNDING * total_norm for name in keys)
     distances = {name: apart(ours[name], theirs[name]) for name in ours.keys() - keys}
     print(f"vit gradients: at most {max(distances.values()):.1e} apart")
     assert {name: d for name, d in distances.items() if d > TOLERANCE} == {}
@@ -155,12 +155,12 @@ def in_files(model: Any) -> dict[str, np.ndarray]:
         ".mlp.fc1.": ".intermediate.dense.",
         ".mlp.fc2.": ".output.dense.",
     }
-    found = {}
+    actual = {}
     for name, value in model.named_parameters():
         for theirs, in_file in renamed.items():
             name = name.replace(theirs, in_file)
-        found[name] = value.grad.numpy().copy()
-    return found
+        actual[name] = value.grad.numpy().copy()
+    return actual
 
 
 def test_the_example_puts_every_part_to_work(example):
@@ -249,10 +249,10 @@ def test_a_head_that_the_files_lack_stays_as_drawn(example, bare, tmp_path):
         example.theirs.vit.save_pretrained(folder)
     task = VitTask(model=dataclasses.replace(example.task.model, num_classes=3))
     drawn = jax.jit(task.init)(jax.random.key(1))[0]
-    with pytest.warns(UserWarning, match="no head for 3 classes .*: the head begins as it was drawn"):
-        found, _ = load(folder, task, drawn, {})
-    assert found.head is not None and np.array_equal(found.head.w, drawn.head.w)
-    assert np.array_equal(found.positions, example.params.positions)
+    with pytest.warns(UserWarning, match="no head for 3 classes .*: the head keeps its random initial values"):
+        result, _ = load(folder, task, drawn, {})
+    assert result.head is not None and np.array_equal(result.head.w, drawn.head.w)
+    assert np.array_equal(result.positions, example.params.positions)
     with pytest.raises(RecipeError, match="the parameters given are abstract"):
         load(folder, task, abstract(task), {})
 

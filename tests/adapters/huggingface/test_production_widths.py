@@ -56,13 +56,13 @@ def test_one_layer_of_a_released_width(name: str, tmp_path: Path) -> None:
             value.add_(0.1 * torch.randn_like(value) if value.ndim == 1 else 0.002 * torch.randn_like(value))
     theirs.save_pretrained(tmp_path)
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (ROWS, LENGTH)).astype(np.int32)
-    given = torch.from_numpy(tokens).long()
+    token_ids = torch.from_numpy(tokens).long()
     with torch.no_grad():
         with InFloat64():
-            truth = widened(config, theirs)(given).logits.numpy()
+            truth = widened(config, theirs)(token_ids).logits.numpy()
         reference = {
-            "float32": theirs(given).logits.numpy(),
-            "bfloat16": theirs.to(torch.bfloat16)(given).logits.float().numpy(),
+            "float32": theirs(token_ids).logits.numpy(),
+            "bfloat16": theirs.to(torch.bfloat16)(token_ids).logits.float().numpy(),
         }
     task = DecoderTask(model=config_from(tmp_path))
     params, state = load(tmp_path, task, *abstract(task))

@@ -339,7 +339,7 @@ def test_a_part_that_is_read_is_a_part_of_the_whole(folder_of_examples: Path, tm
         written(example.folder, tmp_path / scheme, settings, quantize)
         with open_tensors(tmp_path / scheme / "narrow") as files:
             tensor = dequantize(files, settings)["model.layers.0.mlp.down_proj.weight"]
-            whole = tensor[...]
+            full = tensor[...]
             for rows, columns in (((3, 21), (5, 6)), ((0, 32), (17, 40)), ((31, 32), (0, 48)), ((8, 8), (0, 48))):
                 part = tensor[slice(*rows), slice(*columns)]
-                np.testing.assert_array_equal(part, whole[slice(*rows), slice(*columns)])
+                np.testing.assert_array_equal(part, full[slice(*rows), slice(*columns)])

@@ -1,4 +1,4 @@
-"""Models with towers beside the text's: the text is loaded and trained, the rest comes out byte for byte."""
+"""Models with towers in addition to the text's: the text is loaded and trained, the rest comes out byte for byte."""
 
 import functools
 import json
@@ -136,7 +136,7 @@ def test_a_setting_that_the_whole_model_ignores_is_refused(folder_of_examples: P
 
 def test_without_the_release_the_message_says_what_is_needed(tower: Example, tmp_path: Path) -> None:
     like = json.loads((tower.folder / "config.json").read_text())
-    with pytest.raises(RecipeError, match="has other towers beside the text's; pass its folder"):
+    with pytest.raises(RecipeError, match="has other towers in addition to the text's; pass its folder"):
         save(tmp_path / "out", tower.params, tower.state, like=like)
     assert not (tmp_path / "out").exists()
 

@@ -262,16 +262,19 @@ def test_accumulation_is_lightnings_where_the_rows_alternate(tmp_path):
             enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
         )  # fmt: skip
         trainer.fit(theirs, torch.utils.data.DataLoader(data, batch_size=None))
-    whole = [
+    all_batches = [
         [torch.stack(parts, 1).flatten(0, 1) for parts in zip(*pair)]
         for pair in zip(data[::2], data[1::2], strict=True)
     ]
-    arguments = fit_arguments(module, example=whole[0], num_steps=STEPS // 2)
+    arguments = fit_arguments(module, example=all_batches[0], num_steps=STEPS // 2)
     step = panax.compile_step(
-        example=whole[0], config=StepConfig(clip_norm=None, micro_batches=2), devices=jax.devices()[:1], **arguments
+        example=all_batches[0],
+        config=StepConfig(clip_norm=None, micro_batches=2),
+        devices=jax.devices()[:1],
+        **arguments,
     )
     state = step.init()
-    for batch in whole:
+    for batch in all_batches:
         state, _ = step(state, batch)
     arguments.task.trained(state)
     for (name, ours), reference in zip(module.state_dict().items(), theirs.state_dict().values()):

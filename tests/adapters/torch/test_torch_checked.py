@@ -243,8 +243,8 @@ def test_fast_paths_of_pytorchs_are_left_and_evaluation_is_the_same(kind):
     module.eval()
     with torch.no_grad():
         expected = float(cross_entropy(module, BATCH))
-    found = step.evaluate(state, [BATCH])["loss"]
-    assert found == pytest.approx(expected, rel=1e-5)
+    actual = step.evaluate(state, [BATCH])["loss"]
+    assert actual == pytest.approx(expected, rel=1e-5)
     for name, tensor in adapted.trained(state).state_dict().items():
         np.testing.assert_allclose(tensor, theirs[name], rtol=1e-4, atol=1e-6, err_msg=name)
     assert torch.backends.mha.get_fastpath_enabled()

@@ -425,8 +425,8 @@ def test_values_and_derivatives_are_those_of_pytorch(name):
         total, values = module({"x": torch.zeros(1)})
     expected = dict(zip(parameters, torch.autograd.grad(total, list(parameters.values()), allow_unused=True)))
     for place, (case, (value, _)) in enumerate(values.items()):
-        found = float(outputs[2 + 2 * place])
-        assert found == pytest.approx(float(value.detach()), rel=TOLERANCE, abs=TOLERANCE * 10), case
+        actual = float(outputs[2 + 2 * place])
+        assert actual == pytest.approx(float(value.detach()), rel=TOLERANCE, abs=TOLERANCE * 10), case
     assert set(program.traced.trained) == {each for each, gradient in expected.items() if gradient is not None}
     for each, gradient in zip(program.traced.trained, gradients):
         theirs = expected[each].numpy()

@@ -97,9 +97,9 @@ def test_buffers_that_share_memory_with_what_moves_are_refused():
     assert "row and linear.weight share memory" in refused(first)
 
     def two(self):
-        whole = torch.zeros(3)
-        self.register_buffer("whole", whole)
-        self.register_buffer("part", whole[:2])
+        tensor = torch.zeros(3)
+        self.register_buffer("whole", tensor)
+        self.register_buffer("part", tensor[:2])
 
     def moving(self, h, x):
         self.whole += h.detach().mean(0)

@@ -190,14 +190,14 @@ class Deep(nn.Module):
 
 def test_activation_checkpointing_takes_less_memory_and_changes_nothing():
     batch = {"x": torch.randn(256, 32, generator=torch.Generator().manual_seed(0))}
-    found, peaks = {}, {}
+    result, peaks = {}, {}
     for reentrant in (None, False, True):
         adapted = task(Deep(reentrant), lambda m, b: m(b["x"]).square().mean(), batch, check=False)
-        found[reentrant] = ours(adapted, batch)
+        result[reentrant] = ours(adapted, batch)
         lowered = step_of(adapted, batch).compiled.lower({"x": batch["x"].numpy()})
         peaks[reentrant] = lowered.compile().memory_analysis().temp_size_in_bytes
     for reentrant in (False, True):
-        assert_same(found[reentrant], found[None])
+        assert_same(result[reentrant], result[None])
         # Six blocks keep two activations of 256 x 128 and masks each; checkpointed, only their inputs, and one block's at a time.
         assert peaks[reentrant] < 0.7 * peaks[None], peaks
 
@@ -216,13 +216,13 @@ def test_mixed_precision_is_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = theirs(module, loss, batch)
     single = theirs(module, loss, batch)
-    found = ours(adapted, batch)
-    apart = max(np.abs(found[1][n] - g).max() / np.abs(g).max() for n, g in expected[1].items())
-    from_single = max(np.abs(found[1][n] - g).max() / np.abs(g).max() for n, g in single[1].items())
+    actual = ours(adapted, batch)
+    apart = max(np.abs(actual[1][n] - g).max() / np.abs(g).max() for n, g in expected[1].items())
+    from_single = max(np.abs(actual[1][n] - g).max() / np.abs(g).max() for n, g in single[1].items())
     # Eight bits of mantissa: a few roundings, not many; and not float32.
     assert apart < 2e-2 and from_single > 1e-3
-    assert found[0] == pytest.approx(expected[0], rel=1e-3) and found[0] != pytest.approx(single[0], rel=1e-6)
-    assert all(leaf.dtype == np.float32 for leaf in found[1].values())
+    assert actual[0] == pytest.approx(expected[0], rel=1e-3) and actual[0] != pytest.approx(single[0], rel=1e-6)
+    assert all(leaf.dtype == np.float32 for leaf in actual[1].values())
 
 
 def test_several_losses_with_weights_and_metrics_in_micro_batches():
@@ -236,10 +236,10 @@ def test_several_losses_with_weights_and_metrics_in_micro_batches():
         return terms, {"size": each.mean(), "masked_size": ((each * batch["mask"]).sum(), batch["mask"].sum())}
 
     adapted = task(module, loss, batch)
-    whole, parts = (
+    full, parts = (
         step_of(adapted, batch, config=panax.train.StepConfig(micro_batches=n, clip_norm=None)) for n in (1, 4)
     )
-    (one, scalars), (four, in_parts) = (step(step.init(), batch) for step in (whole, parts))
+    (one, scalars), (four, in_parts) = (step(step.init(), batch) for step in (full, parts))
     each = (module(batch["x"]) - batch["y"]).square().sum(1).detach()
     masked = (each * batch["mask"]).sum() / batch["mask"].sum()
     for seen in (scalars, in_parts):

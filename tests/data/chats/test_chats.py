@@ -106,7 +106,7 @@ def test_more_of_each_layout(tmp_path):
         ({"messages": "no"}, "field 'messages' is a text that is not JSON"),
         ({"messages": [HELLO, "Hi"]}, "message 1 is a text; expected an object with a role"),
         ({"messages": [{"content": "Hi"}]}, "message 0 is an object with 'content'; expected an object with a role"),
-        ({"messages": [{"role": "user", "content": 3}]}, "the content of message 0 is a number; expected a text"),
+        ({"messages": [{"role": "user", "content": 3}]}, "the content of message 0 is a number; expected a string"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "holds 'image_url'; only text is trained on",

@@ -40,9 +40,7 @@ def test_where_every_answer_is_cut_away_a_run_is_refused(tmp_path):
 def test_some_that_are_cut_are_counted(tmp_path):
     opened = data(tmp_path, [LONG] * 10 + [SHORT] * 30, held_out=0).open()
     (line,) = (line for line in opened.account if "documents of" in line)
-    assert (
-        "of 40 documents 10 are longer than 16 tokens and cut" in line and "10 keep nothing that is trained on" in line
-    )
+    assert "of 40 documents 10 are longer than 16 tokens and cut" in line and "10 have no target with loss left" in line
 
 
 def test_packed_rows_cut_nothing(tmp_path):
@@ -74,14 +72,14 @@ def test_documents_without_loss_are_found_under_any_mask(tmp_path):
     documents = Documents(store=store, starts=store.offsets[:-1], lengths=np.diff(store.offsets), fingerprint="")
     for length in (1, 2, 5, 12, 20):
         rows = PaddedRows(documents, sequence_length=length, seed=0)
-        found = rows.read_rows(0, np.arange(rows.num_rows), length)
-        assert rows.num_documents_without_loss == int((found.loss_mask.sum(1) == 0).sum()), length
+        result = rows.read_rows(0, np.arange(rows.num_rows), length)
+        assert rows.num_documents_without_loss == int((result.loss_mask.sum(1) == 0).sum()), length
         # Batches are as wide as their longest row needs.
         widths = [rows.width(0, np.arange(at, min(at + 8, 200))) for at in range(0, 200, 8)]
-        assert rows.fill_ratio(8) == pytest.approx((found.segment != 0).sum() / (np.array(widths) * 8).sum())
+        assert rows.fill_ratio(8) == pytest.approx((result.segment != 0).sum() / (np.array(widths) * 8).sum())
         buckets = PaddedRows(documents, sequence_length=20, seed=0, buckets=(4, 8))
-        taken = np.array([buckets.width(0, np.arange(at, at + 8)) for at in range(0, 200, 8)])
-        assert buckets.fill_ratio(8) == pytest.approx(documents.num_tokens / (taken * 8).sum())
+        bucket_widths = np.array([buckets.width(0, np.arange(at, at + 8)) for at in range(0, 200, 8)])
+        assert buckets.fill_ratio(8) == pytest.approx(documents.num_tokens / (bucket_widths * 8).sum())
     assert "200 documents of" in describe_lengths(
         PackedRows(documents, sequence_length=4, seed=0), documents, "documents", 8
     )

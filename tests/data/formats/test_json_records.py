@@ -108,9 +108,9 @@ def test_an_array_is_read_an_element_at_a_time(tmp_path, indent):
     path.write_text("[]")
     assert documents(path) == []
     path.write_text(json.dumps([{"text": "a"}, 7, {"text": 1}, {"text": "b"}]))
-    found = documents(path)
-    assert [type(each) for each in found] == [Document, BadRecord, BadRecord, Document]
-    assert found[1].where.endswith("record 2") and "a JSON int" in found[1].reason
+    docs = documents(path)
+    assert [type(each) for each in docs] == [Document, BadRecord, BadRecord, Document]
+    assert docs[1].where.endswith("record 2") and "a JSON int" in docs[1].reason
 
 
 def test_a_large_array_takes_the_memory_of_one_element(tmp_path):
@@ -161,9 +161,9 @@ def test_an_array_without_the_field_is_refused_at_its_first_element(tmp_path):
 def test_fields_of_objects_in_records_are_named_by_paths(tmp_path):
     lines = [{"m": {"q": "a", "r": {"t": "b"}}}, {"m": None}, {"m": {"q": "c"}}, {"m": 3}, {"m.q": "d", "m.r.t": "e"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = documents(tmp_path / "a.jsonl", prompt="m.q", answer="m.r.t")
-    assert found[0] == Document("b", prompt="a") and found[1] == Document("") and found[4] == Document("e", prompt="d")
-    assert "no field 'm.r.t'" in found[2].reason and "of type int; expected an object" in found[3].reason
+    docs = documents(tmp_path / "a.jsonl", prompt="m.q", answer="m.r.t")
+    assert docs[0] == Document("b", prompt="a") and docs[1] == Document("") and docs[4] == Document("e", prompt="d")
+    assert "no field 'm.r.t'" in docs[2].reason and "of type int; expected an object" in docs[3].reason
     table = pa.table({"m": [{"q": "a", "r": {"t": "b"}}, None], "n": ["x", "y"]})
     parquet.write_table(table, tmp_path / "a.parquet")
     feather.write_feather(table, tmp_path / "a.arrow", compression="uncompressed")
@@ -184,8 +184,8 @@ def test_paths_in_saved_datasets_and_shards(tmp_path):
     import datasets
 
     datasets.Dataset.from_dict({"m": [{"q": "a", "r": {"t": "b"}}]}).save_to_disk(str(tmp_path / "saved"))
-    found = list(HuggingFaceDisk(path=str(tmp_path / "saved"), prompt="m.q", answer="m.r.t").documents())
-    assert found == [Document("b", prompt="a")]
+    result = list(HuggingFaceDisk(path=str(tmp_path / "saved"), prompt="m.q", answer="m.r.t").documents())
+    assert result == [Document("b", prompt="a")]
     with pytest.raises(DataError, match=r"no field 'm\.x'; it has 'm\.q', 'm\.r\.t'"):
         list(HuggingFaceDisk(path=str(tmp_path / "saved"), text="m.x").documents())
     content = json.dumps({"m": {"t": "the oak"}}).encode()

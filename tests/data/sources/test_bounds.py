@@ -187,11 +187,11 @@ def test_one_text_that_stands_for_many_takes_the_memory_of_few(tmp_path, setting
     path = parquet(tmp_path / "a.parquet", ["a" * 2**20] * 120, dictionary_pagesize_limit=2**22, **settings)
     tracemalloc.start()
     before = pyarrow.total_allocated_bytes()
-    most = 0
+    peak_bytes = 0
     for document in Parquet(paths=(path,), max_record_bytes=2**21).documents():
         assert len(document.text) == 2**20
-        most = max(most, pyarrow.total_allocated_bytes() - before)
-    assert most < 60 * 2**20 and tracemalloc.get_traced_memory()[1] < 60 * 2**20
+        peak_bytes = max(peak_bytes, pyarrow.total_allocated_bytes() - before)
+    assert peak_bytes < 60 * 2**20 and tracemalloc.get_traced_memory()[1] < 60 * 2**20
     tracemalloc.stop()
 
 
@@ -288,9 +288,9 @@ def test_chunks_and_records_of_array_record_have_a_bound(tmp_path, group):
     writer.close()
     assert path.stat().st_size < 2**18
     assert [len(document.text) for document in ArrayRecord(paths=(str(path),)).documents()] == [10, 2**20, 70_000, 20]
-    _, bad, *_ = found = list(ArrayRecord(paths=(str(path),), max_record_bytes=2**19).documents())
+    _, bad, *_ = records = list(ArrayRecord(paths=(str(path),), max_record_bytes=2**19).documents())
     assert (
-        len(found) == 4
+        len(records) == 4
         and bad.where == f"{path}, record 1"
         and bad.reason.startswith("1,048,576 bytes; expected at most")
     )

@@ -67,12 +67,12 @@ def test_bad_lines_are_counted_with_their_places(tmp_path, caplog):
 
 def test_many_blocks_are_one_table(tmp_path, monkeypatch):
     text = "\n".join(line(str(n % 2), (str(n),), (f"{n:x}",)) for n in range(500))
-    whole = opened(tmp_path, text, name="day_0", ids=CountVocabulary()).read(np.arange(500))
+    read_at_once = opened(tmp_path, text, name="day_0", ids=CountVocabulary()).read(np.arange(500))
     monkeypatch.setattr("panax.data.tables.criteo._BLOCK_BYTES", 4096)
     bad = text.split("\n")
     bad.insert(400, "nothing")
     parts = opened(tmp_path, "\n".join(bad), name="day_1", bad=1, ids=CountVocabulary()).read(np.arange(500))
-    assert all((whole[leaf] == parts[leaf]).all() for leaf in whole)
+    assert all((read_at_once[leaf] == parts[leaf]).all() for leaf in read_at_once)
     with pytest.raises(DataError, match=r"day_1, line 401: 1 fields; expected 40"):
         opened(tmp_path, "\n".join(bad), name="day_1", ids=CountVocabulary(min_count=2))
 

@@ -138,15 +138,15 @@ def test_arrays_are_narrowed_and_checked():
 
 
 def test_the_division_is_by_example_and_stays_when_others_are_added():
-    train, kept = split_by_hash(numbers(1000), 0.2)
-    assert kept is not None and 150 < kept.num_examples < 250  # 0.2 +- 4 standard deviations of 0.013
-    held = set(kept.read(np.arange(kept.num_examples))["x"].tolist())
+    train, held_out = split_by_hash(numbers(1000), 0.2)
+    assert held_out is not None and 150 < held_out.num_examples < 250  # 0.2 +- 4 standard deviations of 0.013
+    held = set(held_out.read(np.arange(held_out.num_examples))["x"].tolist())
     assert held.isdisjoint(train.read(np.arange(train.num_examples))["x"].tolist())
-    assert train.num_examples + kept.num_examples == 1000
+    assert train.num_examples + held_out.num_examples == 1000
     _, more = split_by_hash(numbers(1500), 0.2)
     assert more is not None
     assert {x for x in more.read(np.arange(more.num_examples))["x"].tolist() if x < 1000} == held
-    assert train.fingerprint != kept.fingerprint != numbers(1000).fingerprint
+    assert train.fingerprint != held_out.fingerprint != numbers(1000).fingerprint
     assert split_by_hash(numbers(), 0)[1] is None
     with pytest.raises(DataError, match="held_out=1e-06 holds 0 of 11 examples out"):
         split_by_hash(numbers(), 1e-6)
@@ -169,7 +169,7 @@ def test_tables_from_each_format_are_the_same(tmp_path):
         name: np.array([np.nan if value is None else value for value in values]) for name, values in columns.items()
     }
     np.savez(tmp_path / "a.npz", **arrays)
-    found = []
+    rows_seen = []
     for name in ("a.csv", "a.tsv.gz", "a.parquet", "a.npz"):
         table = Table(
             paths=(str(tmp_path / name),),
@@ -180,11 +180,11 @@ def test_tables_from_each_format_are_the_same(tmp_path):
             hash_buckets=1000,
         )
         for _ in range(2):  # built, then from the cache
-            found.append(table.open(tmp_path / "cache", 0).read(np.arange(3)))
-    for rows in found:
+            rows_seen.append(table.open(tmp_path / "cache", 0).read(np.arange(3)))
+    for rows in rows_seen:
         assert rows["numeric"].tolist() == [[20, 3], [30, 5], [-1, 7]] and rows["numeric"].dtype == np.float32
         assert rows["label"].tolist() == [1, 0, 1] and rows["label"].dtype == np.float32
-        assert rows["categorical"].tolist() == found[0]["categorical"].tolist()
+        assert rows["categorical"].tolist() == rows_seen[0]["categorical"].tolist()
         rome, oslo, again = rows["categorical"][:, 0].tolist()
         assert rome == again != oslo and rows["categorical"].dtype == np.int32
 

@@ -210,7 +210,7 @@ def test_a_folder_of_somebody_elses_is_not_emptied(tmp_path):
     (folder / "thesis.tex").write_text("mine" * 20)
     cache = FileCache(folder, 30)
     with (
-        pytest.raises(DataError, match="was not made by Panax, and holds files"),
+        pytest.raises(DataError, match="contains files and was not created by Panax"),
         cache.lease("a", 20, lambda d: None, "a"),
     ):
         pass

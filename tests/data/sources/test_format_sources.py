@@ -141,8 +141,8 @@ def test_mds_shards_of_their_own_writer(name):
 def test_every_encoding_of_mds_gives_what_was_written():
     shards = Mds(path=str(FIXTURES / "mds_plain"))._shards()
     names = list(shards[0].columns)
-    found = [sample for shard in shards for sample in shard.samples(Path(shard.file.name).read_bytes(), names)]
-    for i, sample in enumerate(found):
+    samples = [sample for shard in shards for sample in shard.samples(Path(shard.file.name).read_bytes(), names)]
+    for i, sample in enumerate(samples):
         assert isinstance(sample, dict)
         arrays = {name: sample.pop(name) for name in ("vector", "fixed", "typed")}
         assert sample == {
@@ -152,7 +152,7 @@ def test_every_encoding_of_mds_gives_what_was_written():
         assert arrays["vector"].tolist() == list(range(i + 1)) and arrays["vector"].dtype == np.int64
         assert arrays["fixed"].tolist() == [[i] * 3] * 2 and arrays["fixed"].dtype == np.int16
         assert arrays["typed"].tolist() == [[float(i)] * (i + 1)] * 2 and arrays["typed"].dtype == np.float32
-    assert len(found) == 6 and decode("float64", np.float64(0.1).tobytes()) == 0.1
+    assert len(samples) == 6 and decode("float64", np.float64(0.1).tobytes()) == 0.1
 
 
 def test_pickled_columns_are_refused():

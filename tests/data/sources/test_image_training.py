@@ -70,10 +70,10 @@ def test_a_classifier_of_digits_learns_and_resumes_bitwise(digits, tmp_path):
         )
         return panax.fit(experiment, say=lambda line: None, devices=jax.devices()[:1])
 
-    whole = run("whole", 24)
+    uninterrupted = run("whole", 24)
     run("parts", 9)
     resumed = run("parts", 24)
-    assert whole.evaluation["accuracy"] > 0.5  # one in ten by chance
-    assert whole.evaluation == resumed.evaluation
-    left, right = named_leaves(whole.state.params), named_leaves(resumed.state.params)
+    assert uninterrupted.evaluation["accuracy"] > 0.5  # one in ten by chance
+    assert uninterrupted.evaluation == resumed.evaluation
+    left, right = named_leaves(uninterrupted.state.params), named_leaves(resumed.state.params)
     assert all((np.asarray(left[name]) == np.asarray(right[name])).all() for name in left)

@@ -76,9 +76,9 @@ def test_an_image_has_one_label(tmp_path):
     with pytest.raises(DataError, match="file and label once each"):
         opened(root, label=str(labels))
     labels.write_text("file,label\n1.png,dog\n2.png,cat\n2.png,cat\n9.png,emu\n")
-    found = opened(root, label=str(labels))
-    assert found.examples.classes == ("cat", "dog")
-    assert any("has labels for 1 files that are not in" in line for line in found.account)
+    data = opened(root, label=str(labels))
+    assert data.examples.classes == ("cat", "dog")
+    assert any("has labels for 1 files that are not in" in line for line in data.account)
 
 
 def test_labels_of_numbers_are_in_the_order_of_numbers(tmp_path):
@@ -95,6 +95,6 @@ def test_labels_of_shards_whose_types_differ_are_one(tmp_path):
     data = ExampleData(
         examples=ParquetImages(paths=(str(tmp_path),), size=8), max_bad_records=2, cache_dir=str(tmp_path / "cache")
     )
-    found = data.open()
-    assert found.examples.read(np.arange(4))["label"].tolist() == [3, 0, 3, 1] and found.num_classes == 4
-    assert any("2 unusable records are skipped" in line for line in found.account)
+    result = data.open()
+    assert result.examples.read(np.arange(4))["label"].tolist() == [3, 0, 3, 1] and result.num_classes == 4
+    assert any("2 unusable records are skipped" in line for line in result.account)

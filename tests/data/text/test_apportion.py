@@ -15,14 +15,14 @@ def weights_of(kind: str, draw: random.Random, parts: int) -> list[list[float]]:
         return [[draw.random() + 1e-9 for _ in range(parts)]] * (8 * BATCHES)
     if kind == "tiny":
         return [[draw.choice([1e-5, 1e-3, 0.01, 1.0]) for _ in range(parts)]] * (8 * BATCHES)
-    found = []
+    results = []
     for batch in range(8 * BATCHES):
         if kind == "changing" or batch % 7 == 0:
-            found.append([draw.choice([0.0, 0.0, draw.random(), 5 * draw.random()]) for _ in range(parts)])
-            found[-1][0] = found[-1][0] or 1.0
+            results.append([draw.choice([0.0, 0.0, draw.random(), 5 * draw.random()]) for _ in range(parts)])
+            results[-1][0] = results[-1][0] or 1.0
         else:
-            found.append(found[-1])
-    return found
+            results.append(results[-1])
+    return results
 
 
 @pytest.mark.parametrize("kind", ["constant", "tiny", "changing", "jumping"])
@@ -31,13 +31,13 @@ def test_no_part_is_a_row_off_its_schedule_after_any_batch(kind):
         draw = random.Random(f"{kind}{seed}")
         parts, size = draw.randint(2, 7), draw.choice([1, 2, 3, 8, 24])
         schedule = [apportion_shares(weights, size) for weights in weights_of(kind, draw, parts)]
-        owed, given, due = [0] * parts, [0] * parts, [0] * parts
+        owed, dealt, due = [0] * parts, [0] * parts, [0] * parts
         for batch in range(BATCHES):
             rows = apportion(owed, lambda ahead, at=batch, of=schedule: of[min(at + ahead, len(of) - 1)], size)
             assert sum(rows) == size and min(rows) >= 0
-            given = [a + b for a, b in zip(given, rows, strict=True)]
+            dealt = [a + b for a, b in zip(dealt, rows, strict=True)]
             due = [a + b for a, b in zip(due, schedule[batch], strict=True)]
-            owed = [d - g * UNITS_PER_ROW for d, g in zip(due, given, strict=True)]
+            owed = [d - g * UNITS_PER_ROW for d, g in zip(due, dealt, strict=True)]
             assert max(map(abs, owed)) < UNITS_PER_ROW, (seed, batch)
 
 

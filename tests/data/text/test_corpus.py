@@ -85,7 +85,7 @@ def test_a_missing_field_names_the_present_ones(records):
 
 
 def test_a_field_that_is_no_text_is_refused(records):
-    with pytest.raises(DataError, match="field 'text' is of type int; expected a text"):
+    with pytest.raises(DataError, match="field 'text' is of type int; expected text"):
         usable(records([{"text": 3}]))
 
 
@@ -249,17 +249,17 @@ def test_parquet_is_read_one_row_group_at_a_time_and_only_its_columns(tmp_path, 
 
     records = [{"text": f"t{i}", "other": "x" * 1000} for i in range(50)]
     write_parquet(tmp_path / "a.parquet", records, row_group_size=10)
-    asked = []
+    requests = []
     read = parquet.ParquetFile.iter_batches
 
     def spy(self, *args, **kwargs):
-        asked.append((kwargs["row_groups"], kwargs["columns"]))
+        requests.append((kwargs["row_groups"], kwargs["columns"]))
         return read(self, *args, **kwargs)
 
     monkeypatch.setattr(parquet.ParquetFile, "iter_batches", spy)
     documents = Parquet(paths=(str(tmp_path),)).documents()
     assert [next(documents).text for _ in range(11)][-1] == "t10"
-    assert asked == [([0], ["text"]), ([1], ["text"])]
+    assert requests == [([0], ["text"]), ([1], ["text"])]
     assert [document.text for document in documents] == [f"t{i}" for i in range(11, 50)]
 
 

@@ -165,11 +165,11 @@ def test_damaged_records_are_found(tmp_path, name):
     pack(records, tmp_path, lambda bad: None, number_classes)
     packed = PackedFiles(tmp_path)
     assert packed.read(3) == records[3].data and packed.name(3) == "r4"
-    kept = (tmp_path / f"{name}.bin").read_bytes()
+    original = (tmp_path / f"{name}.bin").read_bytes()
     zero(tmp_path / f"{name}.bin")
     with pytest.raises(DataError, match=rf"{name}\.bin is damaged: its checksum"):
         PackedFiles(tmp_path)
-    (tmp_path / f"{name}.bin").write_bytes(kept)
+    (tmp_path / f"{name}.bin").write_bytes(original)
     os.truncate(tmp_path / "data.bin", 99)
     with pytest.raises(DataError, match=r"data\.bin was cut short to 99 bytes while it was in use"):
         packed.read(3)

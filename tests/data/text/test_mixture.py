@@ -47,8 +47,8 @@ def documents(make_store) -> dict[str, Documents]:
 
 def mixed(documents, weights=(1.0, 1.0, 1.0), epochs=(None, None, None), *, batch_size=8, seed=0, padded=False):
     parts = tuple(
-        MixtureComponent(name=name, corpus=NOWHERE, weight=weight, epochs=most)
-        for name, weight, most in zip(documents, weights, epochs, strict=True)
+        MixtureComponent(name=name, corpus=NOWHERE, weight=weight, epochs=limit)
+        for name, weight, limit in zip(documents, weights, epochs, strict=True)
     )
     rows = [
         PaddedRows(of, sequence_length=32, seed=derive_part_seed(seed, name), buckets=(8, 16))
@@ -139,15 +139,15 @@ def test_resuming_at_any_position_goes_on_as_if_never_stopped(documents, padded)
 def test_a_part_is_used_up_after_its_epochs_and_the_others_share_what_was_its(documents):
     source = mixed(documents, (2.0, 1.0, 1.0), (1.5, None, None))
     rows = PackedRows(documents["code"], sequence_length=16, seed=0).num_rows
-    most = round(1.5 * rows)
+    limit = round(1.5 * rows)
     before = after = np.zeros(3)
     for batch, position in take(source, 60):
         counts = np.bincount(parts_of(batch), minlength=3)
-        if position["rows"]["code"] < most:
+        if position["rows"]["code"] < limit:
             before = before + counts
         elif counts[0] == 0:
             after = after + counts
-    assert position["rows"]["code"] == most
+    assert position["rows"]["code"] == limit
     assert np.abs(before - before.sum() * np.array([0.5, 0.25, 0.25])).max() < 1
     assert after.sum() > 100 and np.abs(after - after.sum() * np.array([0, 0.5, 0.5])).max() < 2
 
@@ -156,9 +156,9 @@ def test_when_all_parts_are_used_up_the_error_names_them_and_the_step(documents)
     source = mixed(documents, (1.0, 1.0, 1.0), (1.0, 2.0, 0.5))
     rows = [PackedRows(of, sequence_length=16, seed=0).num_rows for of in documents.values()]
     total = rows[0] + 2 * rows[1] + round(rows[2] / 2)
-    batches, found = source.batches(), []
+    batches, rows_seen = source.batches(), []
     with pytest.raises(DataError, match=rf"used up at step {total // 8}: 'code' after 1 epochs .*raise epochs"):
-        found.extend(batches)
+        rows_seen.extend(batches)
     with pytest.raises(DataError, match=rf"{8 - total % 8} of the 8 rows"):
         next(source.batches(take(source, total // 8)[-1].position))
     late = mixed(documents, (1.0, 0.0, 0.0), (1.0, None, None))

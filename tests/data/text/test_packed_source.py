@@ -92,15 +92,15 @@ def test_processes_that_make_only_their_rows_make_the_same_batches(many_document
 def test_unpacked_batches_have_bucket_lengths_the_same_for_each_process(many_documents):
     rows = PaddedRows(many_documents, sequence_length=32, seed=0, buckets=(16, 24))
     source = PackedSource(rows, batch_size=2, epochs=1)
-    whole = list(source.batches())
-    lengths = [batch["tokens"].shape[1] for batch, _ in whole]
+    all_batches = list(source.batches())
+    lengths = [batch["tokens"].shape[1] for batch, _ in all_batches]
     assert set(lengths) == {16, 24, 32}
     assert [batch["tokens"].shape for batch, _ in source.batches_of([1])] == [(1, n) for n in lengths]
-    for batch, _ in whole:
+    for batch, _ in all_batches:
         longest = (batch["segment"] > 0).sum(axis=1).max()
         assert batch["tokens"].shape[1] == min(n for n in (16, 24, 32) if n >= longest)
         assert not batch["loss_mask"][batch["segment"] == 0].any()
-    assert_equal(take(PackedSource(rows, batch_size=2, epochs=1), 99, whole[7].position), whole[8:])
+    assert_equal(take(PackedSource(rows, batch_size=2, epochs=1), 99, all_batches[7].position), all_batches[8:])
 
 
 def test_two_iterators_of_one_source_do_not_disturb_each_other(many_documents):

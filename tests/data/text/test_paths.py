@@ -122,5 +122,5 @@ def test_folders_that_a_library_wrote(here):
         (here / folder).mkdir()
         for name in names:
             (here / folder / name).write_bytes(b"x")
-        found = _read_by(folder)
-        assert (found[0] if isinstance(found, tuple) else type(found)).__name__ == kind
+        names_read = _read_by(folder)
+        assert (names_read[0] if isinstance(names_read, tuple) else type(names_read)).__name__ == kind

@@ -114,9 +114,9 @@ def test_a_flat_file_is_cut_at_the_end_of_document(tmp_path, monkeypatch, buffer
     assert store.offsets.tolist() == [0, 3, 5, 6, 7]
     assert store.tokens.tolist() == [1, 2, 9, 3, 9, 9, 4] and store.vocab_size == 10
     assert store.target_counts.tolist() == [0, 0, 1, 0, 0, 0, 0, 0, 0, 2]
-    whole = TokenFile(path=path, dtype="uint16", vocab_size=50).open(tmp_path / "cache")
-    assert whole.offsets.tolist() == [0, 7] and whole.vocab_size == 50 and whole.end_of_document is None
-    assert whole.content != store.content
+    token_file = TokenFile(path=path, dtype="uint16", vocab_size=50).open(tmp_path / "cache")
+    assert token_file.offsets.tolist() == [0, 7] and token_file.vocab_size == 50 and token_file.end_of_document is None
+    assert token_file.content != store.content
 
 
 def test_a_flat_file_is_read_through_only_once(tmp_path, monkeypatch):

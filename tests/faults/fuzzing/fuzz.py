@@ -85,8 +85,8 @@ def fuzz(format: str, seed: int, cases: Sequence[int]) -> Fuzzed:
                 reader.stdin.write(f"{case}\n".encode())
                 reader.stdin.flush()
                 began = time.monotonic()
-                answer, taken = _answer(reader, CASE_SECONDS)
-                longest, largest = max(longest, time.monotonic() - began), max(largest, taken)
+                answer, memory_bytes = _answer(reader, CASE_SECONDS)
+                longest, largest = max(longest, time.monotonic() - began), max(largest, memory_bytes)
                 if answer == "refused":
                     refused += 1
                 elif answer != "value":
@@ -129,8 +129,8 @@ def _answer(reader: subprocess.Popen, seconds: float) -> tuple[str, int]:
                 name = signal_name(-code) if code < 0 else f"exit code {code}"
                 return f"dies: {name}", 0
             line += part
-    text, taken = json.loads(line)
-    return text, taken
+    text, memory_bytes = json.loads(line)
+    return text, memory_bytes
 
 
 def _child(format: str, seed: int) -> None:
@@ -218,14 +218,14 @@ def main() -> int:
         return 0
     failed = 0
     for format in options.format or (BINARY if options.binary else FORMATS):
-        found = fuzz(format, options.seed, range(options.count))
-        failed += len(found.findings)
-        most = f"at most {found.seconds:.2f} s and {found.taken / 2**20:.0f} MiB"
+        report = fuzz(format, options.seed, range(options.count))
+        failed += len(report.findings)
+        limits = f"at most {report.seconds:.2f} s and {report.taken / 2**20:.0f} MiB"
         print(
-            f"{format}: {found.cases} cases, {found.refused} refused, {len(found.findings)} findings, {most}",
+            f"{format}: {report.cases} cases, {report.refused} refused, {len(report.findings)} findings, {limits}",
             flush=True,
         )
-        for finding in found.findings:
+        for finding in report.findings:
             print(finding, flush=True)
     return 1 if failed else 0
 

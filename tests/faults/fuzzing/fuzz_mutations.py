@@ -134,15 +134,15 @@ def mutate_json(text: bytes, rng: random.Random) -> bytes:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    found: list[tuple[Any, Any]] = []
+    places: list[tuple[Any, Any]] = []
     waiting = [value]
-    while waiting and len(found) < 10_000:
+    while waiting and len(places) < 10_000:
         one = waiting.pop()
         items = one.items() if isinstance(one, dict) else enumerate(one) if isinstance(one, list) else ()
         for key, inside in items:
-            found.append((one, key))
+            places.append((one, key))
             waiting.append(inside)
-    return found
+    return places
 
 
 def _another(value: Any, rng: random.Random) -> Any:

@@ -90,13 +90,13 @@ def measured(body: Any, folder: Path) -> Any:
 
 def make_parts(folder: Path) -> None:
     make_checkpoint(folder)
-    whole = Manifest.from_json((folder / MANIFEST_FILE).read_bytes(), "")
+    manifest = Manifest.from_json((folder / MANIFEST_FILE).read_bytes(), "")
     (folder / MANIFEST_FILE).unlink()
     for number in range(2):
         parts = {
-            name: dataclasses.replace(entry, chunks=entry.chunks[number::2]) for name, entry in whole.arrays.items()
+            name: dataclasses.replace(entry, chunks=entry.chunks[number::2]) for name, entry in manifest.arrays.items()
         }
-        part = Manifest(7, parts, whole.files, whole.attachments if number == 0 else {}, whole.host)
+        part = Manifest(7, parts, manifest.files, manifest.attachments if number == 0 else {}, manifest.host)
         (folder / f"part{number}").mkdir()
         (folder / f"part{number}" / MANIFEST_FILE).write_text(part.to_json())
 

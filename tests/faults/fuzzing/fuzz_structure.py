@@ -132,10 +132,10 @@ def _value_bytes(kind: int, value: Any) -> bytes:
 
 def _thrift_places(fields: list[list[Any]]) -> list[list[Any]]:
     """Every field of a struct and of its parts; lists as fields of their own."""
-    found, waiting = [], [fields]
+    nested, waiting = [], [fields]
     while waiting:
         for field in waiting.pop():
-            found.append(field)
+            nested.append(field)
             if field[1] == _STRUCT:
                 waiting.append(field[2])
             elif field[1] in (_LIST, _SET):
@@ -144,8 +144,8 @@ def _thrift_places(fields: list[list[Any]]) -> list[list[Any]]:
                     waiting.extend(values)
                 else:
                     # Each value becomes a field that writes itself back when it is changed.
-                    found.extend(_Item(values, i, inner) for i in range(len(values)))
-    return found
+                    nested.extend(_Item(values, i, inner) for i in range(len(values)))
+    return nested
 
 
 class _Item(list):

@@ -64,12 +64,12 @@ def test_a_reader_that_dies_raises_or_hangs_is_found(tmp_path, monkeypatch):
     copied = tmp_path / "fuzz.py"
     copied.write_text(Path(fuzz.__file__).read_text())
     monkeypatch.setattr(fuzz, "__file__", str(copied))
-    found = fuzz.fuzz("broken", 0, range(7))
-    ends = [finding.what.split("\n")[-2 if "Traceback" in finding.what else 0] for finding in found.findings]
+    report = fuzz.fuzz("broken", 0, range(7))
+    ends = [finding.what.split("\n")[-2 if "Traceback" in finding.what else 0] for finding in report.findings]
     assert ends[:4] == ["dies: SIGSEGV", "KeyError: 'inner'", "hangs: no answer in 1 s", "MemoryError"]
     assert [re.sub(r"1[23]\d MiB", "128 MiB", end) for end in ends[4:]] == ["takes 128 MiB of memory (value)"]
-    assert (found.cases, found.refused) == (7, 1)
-    assert str(found.findings[0]).endswith("fuzz.py --format broken --seed 0 --case 0")
+    assert (report.cases, report.refused) == (7, 1)
+    assert str(report.findings[0]).endswith("fuzz.py --format broken --seed 0 --case 0")
 
 
 def test_the_same_seed_makes_the_same_changes():

@@ -33,11 +33,11 @@ def main() -> int:
         "--stall-seconds", type=float, default=15.0, help="until a process without progress hangs (%(default)s)"
     )
     parser.add_argument("--out", type=Path, help="for the table, as Markdown")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     chosen = [
         (kind, phase)
-        for kind, phase in (sample() if asked.sample else cells())
-        if (not asked.only or kind in asked.only) and (not asked.phase or phase in asked.phase)
+        for kind, phase in (sample() if options.sample else cells())
+        if (not options.only or kind in options.only) and (not options.phase or phase in options.phase)
     ]
     if not chosen:
         parser.error("no cell of the table is of this kind and phase")
@@ -45,11 +45,11 @@ def main() -> int:
         out = [f"{kind} in {phase}" for kind, phase in chosen if kind in ON_HOSTS]
         chosen = [(kind, phase) for kind, phase in chosen if kind not in ON_HOSTS]
         print(f"left out, since they take root and network namespaces: {', '.join(out)}")
-    print(f"{datetime.date.today()}, seed {asked.seed}, {asked.nodes} nodes, {len(chosen)} cells", flush=True)
+    print(f"{datetime.date.today()}, seed {options.seed}, {options.nodes} nodes, {len(chosen)} cells", flush=True)
     rows, began = [], time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="panax-matrix-"))
     try:
-        matrix = Matrix(folder, asked.seed, asked.nodes, asked.silent_seconds, asked.stall_seconds)
+        matrix = Matrix(folder, options.seed, options.nodes, options.silent_seconds, options.stall_seconds)
         for kind, phase in chosen:
             row = matrix.run(kind, phase)
             rows.append(row)
@@ -66,19 +66,19 @@ def main() -> int:
             print(f"what is wrong is left in {folder}", flush=True)
     minutes = (time.monotonic() - began) / 60
     print(f"{len(rows) - len(wrong)} of {len(rows)} cells as the table says, in {minutes:.1f} minutes")
-    if asked.out is not None:
-        asked.out.write_text(table(rows))
+    if options.out is not None:
+        options.out.write_text(table(rows))
     return 1 if wrong else 0
 
 
 def table(rows: list[Row]) -> str:
     """Kinds by phases: how each ended, the cause on record, and the seconds from the fault to the job's end."""
-    found = {(row.kind, row.phase): row for row in rows}
+    rows_by_phase = {(row.kind, row.phase): row for row in rows}
     lines = [f"| | {' | '.join(PHASES)} |", "|---" * (len(PHASES) + 1) + "|"]
     for kind in sorted({row.kind for row in rows}):
         told = []
         for phase in PHASES:
-            row = found.get((kind, phase))
+            row = rows_by_phase.get((kind, phase))
             if row is None:
                 told.append("")
                 continue

@@ -173,9 +173,9 @@ class Matrix:
             folder = self.folder / f"planned-{step}-{nodes}"
             shutil.copytree(self.folder / "whole", folder)
             shutil.rmtree(folder / "job")
-            for found in (folder / "checkpoints").iterdir():
-                if found.name > f"step_{step:08d}":
-                    shutil.rmtree(found)
+            for entry in (folder / "checkpoints").iterdir():
+                if entry.name > f"step_{step:08d}":
+                    shutil.rmtree(entry)
             self._inject(None)
             _done(self._launched(folder, (), None, disturbed=False, nodes=nodes, layout=layout))
             self._digests[step, nodes] = digest(folder)
@@ -209,14 +209,14 @@ class Matrix:
         policy = {"stall_seconds": stall, "start_seconds": max(stall, start)}
         environment = self._environment | {"PANAX_TEST_STOP": str(stop)}
         if hosts is None:
-            own = [f"--{name.replace('_', '-')}={value}" for name, value in policy.items()]
+            launch_flags = [f"--{name.replace('_', '-')}={value}" for name, value in policy.items()]
             count = ["--nodes", str(nodes), "--processes", str(nodes), "--devices", "1"]
-            own += [] if spares else ["--no-spares"]
-            command = [sys.executable, "-m", "panax", "launch", *arguments, *count, *own]
+            launch_flags += [] if spares else ["--no-spares"]
+            command = [sys.executable, "-m", "panax", "launch", *arguments, *count, *launch_flags]
         else:
             # A host that is cut off is noticed by its silence, before the others count as hanging.
             policy["stall_seconds"] = self.silent_seconds + 3 * self.stall_seconds
-            asked = {
+            request = {
                 "arguments": arguments,
                 "folder": str(folder),
                 "num_steps": STEPS,
@@ -226,7 +226,7 @@ class Matrix:
                 "spares": spares,
                 "policy": policy,
             }
-            command = [sys.executable, str(HERE / "launched.py"), json.dumps(asked)]
+            command = [sys.executable, str(HERE / "launched.py"), json.dumps(request)]
         with open(self.folder / "said", "w") as said:
             to = said if out is None else out
             return subprocess.Popen(command, env=environment, stdout=to, stderr=to, cwd=self.folder)
@@ -300,8 +300,8 @@ class Matrix:
         if code:
             raise Wrong(f"exit code {code}: {said}")
         if kind == "corrupted value":
-            found = [one for one in _lines(folder / "rollbacks.jsonl") if "silent data corruption" in one["why"]]
-            _same("rollbacks by corruption", len(found), 1)
+            entry = [one for one in _lines(folder / "rollbacks.jsonl") if "silent data corruption" in one["why"]]
+            _same("rollbacks by corruption", len(entry), 1)
         elif end.outcome != "saved":
             _same("causes of incidents", causes, [end.cause] if end.cause else [])
         last = _lines(folder / "sessions.jsonl")[-1]

@@ -32,53 +32,53 @@ class End:
 
 def expected() -> dict[tuple[str, str], End]:
     """Of each kind and phase."""
-    found = {}
+    hashes = {}
     for phase in PHASES:
         for kind, cause in (("SIGKILL", "killed"), ("SIGSEGV", "crashed"), ("SIGABRT", "crashed")):
-            found[kind, phase] = End("same", cause)
+            hashes[kind, phase] = End("same", cause)
         # A stopped process, and one whose thread never gives Python's lock back, look alike from outside.
         for kind in ("SIGSTOP", "hang with the lock"):
-            found[kind, phase] = End("same", "hang")
+            hashes[kind, phase] = End("same", "hang")
         for kind in ("SIGTERM", "SIGINT"):
             # A process that reads its recipe does not take signals yet.
-            found[kind, phase] = End("same", "killed") if phase == "start" else End("saved")
-        found["exception", phase] = End("stopped", "exception")
-        found["out of memory", phase] = End("stopped", "out of device memory")
+            hashes[kind, phase] = End("same", "killed") if phase == "start" else End("saved")
+        hashes["exception", phase] = End("stopped", "exception")
+        hashes["out of memory", phase] = End("stopped", "out of device memory")
         # A thread that draws batches is waited for only where a batch is missing.
-        found["hang in data", phase] = End("same", "stalled data")
+        hashes["hang in data", phase] = End("same", "stalled data")
         # Whoever asks the job to end, as a batch system does.
-        found["stop", phase] = End("saved")
+        hashes["stop", phase] = End("saved")
         # A host that sleeps, and a terminal that is held: nothing is judged meanwhile, and nothing waits for it.
         for kind in ("suspended supervisor", "unread output"):
-            found[kind, phase] = End("same")
+            hashes[kind, phase] = End("same")
         # An agent that nobody hears for 30 seconds has gone, though its workers wait in a collective.
-        found["partition", phase] = End("shrunk", "lost host")
-        found["slow link", phase] = End("same")
-        found["lost node", phase] = End("shrunk", "lost host")
+        hashes["partition", phase] = End("shrunk", "lost host")
+        hashes["slow link", phase] = End("same")
+        hashes["lost node", phase] = End("shrunk", "lost host")
     # A step that is a link to where another run's lies; and a save that takes longer than a process may be silent.
-    found["link", "restore"] = found["link", "save"] = found["long save", "save"] = End("same")
+    hashes["link", "restore"] = hashes["link", "save"] = hashes["long save", "save"] = End("same")
     for phase in ("forward", "optimizer"):
         # Only a step has values to corrupt; a checked one.
-        found["corrupted value", phase] = End("same", "corrupted")
+        hashes["corrupted value", phase] = End("same", "corrupted")
         # XLA on CPU tells an error of a program when its results are read; before that, all processes wait in a collective.
         for kind in ("exception", "out of memory"):
-            found[kind, phase] = End("same", "stuck collective")
+            hashes[kind, phase] = End("same", "stuck collective")
         # The main thread waits for the step; that another one holds the lock is not seen.
-        found["hang with the lock", phase] = End("same", "stuck collective")
+        hashes["hang with the lock", phase] = End("same", "stuck collective")
     # The others wait 25 seconds for a process that does not join, which is less than a start may take.
     for kind in ("SIGSTOP", "hang with the lock"):
-        found[kind, "start"] = End("stopped", "processes did not join")
+        hashes[kind, "start"] = End("stopped", "processes did not join")
     # Ctrl-C is the supervisor's: agents ignore SIGINT, and their workers do until they take signals.
-    found["SIGINT", "start"] = End("same")
+    hashes["SIGINT", "start"] = End("same")
     # Who raises there is the recipe; and a hook in the teardown.
     for kind in ("exception", "out of memory"):
-        found[kind, "start"] = End("stopped", "user error")
-    found["out of memory", "teardown"] = End("stopped", "exception")
+        hashes[kind, "start"] = End("stopped", "user error")
+    hashes["out of memory", "teardown"] = End("stopped", "exception")
     # Nobody knows a smaller layout before the whole job has drawn its first batch.
-    found["partition", "start"] = End("stopped", "processes did not join")
+    hashes["partition", "start"] = End("stopped", "processes did not join")
     for kind, phase in (("lost node", "start"), ("lost node", "restore"), ("partition", "restore")):
-        found[kind, phase] = End("stopped", "lost host")
+        hashes[kind, phase] = End("stopped", "lost host")
     # The run has all its steps, and whoever ends then has nothing to save.
     for kind in ("hang in data", "slow link", "SIGTERM", "SIGINT"):
-        found[kind, "teardown"] = End("same")
-    return found
+        hashes[kind, "teardown"] = End("same")
+    return hashes

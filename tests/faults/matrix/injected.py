@@ -117,10 +117,10 @@ def install(fault: Fault) -> None:
 
         def save(*args: Any, **kwargs: Any) -> bool:
             # Its files are written meanwhile.
-            found = real_save(*args, **kwargs)
+            saved = real_save(*args, **kwargs)
             if not Path(fault.announce).exists():
                 fault.reach()
-            return found
+            return saved
 
         checkpointer.Checkpointer.save = save  # type: ignore[method-assign]
     elif fault.phase == "data":

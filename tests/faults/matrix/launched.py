@@ -106,22 +106,22 @@ class Namespaces:
 
 
 def main() -> int:
-    asked = Asked(**json.loads(sys.argv[1]))
-    agents.SILENT_SECONDS = asked.silent_seconds
-    count = len(asked.prefixes)
+    request = Asked(**json.loads(sys.argv[1]))
+    agents.SILENT_SECONDS = request.silent_seconds
+    count = len(request.prefixes)
     job = Job(
-        arguments=tuple(asked.arguments),
-        folder=Path(asked.folder),
+        arguments=tuple(request.arguments),
+        folder=Path(request.folder),
         name="matrix",
-        num_steps=asked.num_steps,
+        num_steps=request.num_steps,
         processes=count,
         nodes=count,
         devices=1,
-        spare=STANDBY_COMMAND if asked.spares else (),
-        policy=RestartPolicy(**asked.policy),
+        spare=STANDBY_COMMAND if request.spares else (),
+        policy=RestartPolicy(**request.policy),
     )
     try:
-        return launch(job, Namespaces(asked), name="namespaces")
+        return launch(job, Namespaces(request), name="namespaces")
     except LaunchError as error:
         print(f"panax: error: {error}", file=sys.stderr)
         return error.exit_code

@@ -105,9 +105,9 @@ def remembered(folder: str, second: bool, said: list[str]) -> int | None:
         memory.publish_part = refused
     tier.save(state(15), 15, {"data": 15})
     tier._settle()
-    found = tier.newest()
+    newest = tier.newest()
     tier.close(forget=True)
-    return None if found is None else found.manifest.step
+    return None if newest is None else newest.manifest.step
 
 
 if __name__ == "__main__":

@@ -156,11 +156,11 @@ def _while_saving(
         assert 3 in steps
         if not said:
             return "committed"
-        assert any("removed" in line or "tried again" in line for line in said), said
+        assert any("removed" in line or "retried" in line for line in said), said
         return "committed, saying so" if steps == [2, 3] else "committed; an old one not removed, saying so"
     assert steps[:2] == [1, 2], "one was removed for what then failed"
     assert any(line.startswith("warning: saving step 3") for line in said), said
-    assert "the checkpoint of step 2 is whole" in str(error), error
+    assert "the checkpoint of step 2 is undamaged" in str(error), error
     if 3 in steps:
         assert any("may still be committed" in line for line in said), said
         return "said to have failed; it is there and whole"
@@ -172,11 +172,11 @@ def _while_restoring(
 ) -> str:
     server.faults.set(case.fault)
     try:
-        step, found = go_on(Checkpointer(store, CONFIG, say=said.append))
+        step, result = go_on(Checkpointer(store, CONFIG, say=said.append))
     except PanaxError as error:
         assert case.stays and not isinstance(error, DamagedError) and "can't be" in str(error), error
         return "an error that says so; nothing is read from an older one"
-    assert same(found, step), f"step {step} was restored wrongly"
+    assert same(result, step), f"step {step} was restored wrongly"
     if step == 2:
         assert not said, said
         return "read"

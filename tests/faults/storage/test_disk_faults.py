@@ -107,9 +107,9 @@ def test_while_saving(kind, stays, tmp_path, faulty, monkeypatch):
     error = save(checkpointer, 3)
     assert fault.met
     monkeypatch.undo()
-    assert "tried again" in said[0] and os.strerror(code) in said[0], said
+    assert "retried" in said[0] and os.strerror(code) in said[0], said
     if stays:
-        assert "the checkpoint of step 2 is whole" in str(error) and os.strerror(code) in str(error), error
+        assert "the checkpoint of step 2 is undamaged" in str(error) and os.strerror(code) in str(error), error
         # Of a manifest that is in its place and could not be flushed it is not known whether it lasts: its files are left.
         assert whole(tmp_path) in ([1, 2], [1, 2, 3])
     else:

@@ -49,8 +49,8 @@ def test_files_without_a_manifest_are_no_checkpoint(saved, whole):
             path.unlink()
     said: list[str] = []
     again = Checkpointer(saved.store, CONFIG, say=said.append)
-    step, found = go_on(again)
-    assert step == 1 and same(found, 1) and again.steps() == [1] and not said
+    step, restored = go_on(again)
+    assert step == 1 and same(restored, 1) and again.steps() == [1] and not said
     again.sweep()
     assert not folder.exists()
     assert save(again, 2) is None and go_on(Checkpointer(saved.store))[0] == 2
@@ -66,8 +66,8 @@ def test_a_checkpoint_that_lost_a_file_is_passed_over_naming_it(saved, how, kind
     else:
         path.write_bytes({"empty": b"", "cut": data[:-1], "longer": data + b"x"}[how])
     said: list[str] = []
-    step, found = go_on(Checkpointer(saved.store, CONFIG, say=said.append))
-    assert step == 1 and same(found, 1)
+    step, restored = go_on(Checkpointer(saved.store, CONFIG, say=said.append))
+    assert step == 1 and same(restored, 1)
     assert re.search(rf"step 2 is not used: {path} (is missing|has \d+ bytes); expected", said[0]), said
     assert any(path.name in line for line in saved.open(2).verify())
 
@@ -111,8 +111,8 @@ def test_another_attempt_at_a_step_touches_nothing_of_the_first(saved, later, mo
     with pytest.raises(CheckpointError, match="refused"):
         checkpointer.finish()
     assert len(list(Path(saved.url(2)).iterdir())) == 3, "two attempts and a manifest"
-    step, found = go_on(Checkpointer(saved.store))
-    assert step == 2 and same(found, 2)
+    step, restored = go_on(Checkpointer(saved.store))
+    assert step == 2 and same(restored, 2)
 
 
 def test_a_damaged_checkpoint_takes_no_place_among_those_that_are_kept(tmp_path):
@@ -252,7 +252,7 @@ def test_a_process_without_a_part_holds_up_one_checkpoint_alone(two):
     folder, (first, _) = two
     without, failed, *more = first["said"]
     assert re.search(
-        r"saving step 2 .* failed: 1 of 2 processes \(1\) wrote no part within 2 s.*step 1 is whole", without
+        r"saving step 2 .* failed: 1 of 2 processes \(1\) wrote no part within 2 s.*step 1 is undamaged", without
     )
     assert re.search(r"saving step 4 .* process 1 could not write its part: the disk of process 1 is full", failed)
     assert all("is not used" in line for line in more), more

@@ -63,8 +63,8 @@ def test_damage_names_the_file_and_the_bytes_and_the_checkpoint_before_is_used(k
         assert save(Checkpointer(store, say=said.append), step) is None
     [first, *_] = [chunk for entry in Checkpointer(store).open(2).manifest.arrays.values() for chunk in entry.chunks]
     proxy.faults.set(Fault(kind=kind, method="GET", path=r"step_00000002/.*\.bin", times=None))
-    step, found = go_on(Checkpointer(store, say=said.append))
-    assert step == 1 and same(found, 1)
+    step, restored = go_on(Checkpointer(store, say=said.append))
+    assert step == 1 and same(restored, 1)
     where = f"{bucket}/run/step_00000002/{first.file}"
     if kind == "404":
         assert f"step 2 is not used: {where} is missing" in said[0]
@@ -111,7 +111,7 @@ def test_bytes_read_from_the_store_do_not_grow_with_the_replicas(replicas, proxy
     checkpoint = checkpointer.open(1)
     proxy.faults.forget()
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-    found = restore(checkpoint, abstract, jax.tree.map(lambda x: x.sharding, tree))
-    np.testing.assert_array_equal(found["w"], values)
+    restored = restore(checkpoint, abstract, jax.tree.map(lambda x: x.sharding, tree))
+    np.testing.assert_array_equal(restored["w"], values)
     read = {path: count for path, count in proxy.faults.counts.bytes_read.items() if path.endswith(".bin")}
     assert sum(read.values()) == values.nbytes + values[0].nbytes == checkpoint.bytes_read

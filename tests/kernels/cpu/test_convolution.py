@@ -205,9 +205,9 @@ def test_the_public_functions_agree_with_jax_without_the_library() -> None:
     case = CASES["stride"]
     x, w, d_out = (jnp.asarray(each) for each in case.draw(np.float32))
     with use_temporarily(CpuKernels()):
-        found = [
+        convolutions = [
             np.asarray(convolve(x, w, case.geometry)),
             np.asarray(convolution_input_gradient(d_out, w, x.shape, case.geometry)),
             np.asarray(convolution_weight_gradient(x, d_out, w.shape, case.geometry)),
         ]
-    check(found, case)
+    check(convolutions, case)

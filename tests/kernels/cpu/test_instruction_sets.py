@@ -78,13 +78,13 @@ def test_products_of_odd_sizes(library, transposed, dtype):
         wide = a.astype(np.float64) @ b.astype(np.float64)
         terms = np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64)
         stored = [unaligned(np.ascontiguousarray(x.T if t else x)) for x, t in zip((a, b), transposed)]
-        found = library.product(*stored, transposed)
+        result = library.product(*stored, transposed)
         # Each of k terms is rounded once in its product and once in its sum.
-        assert (np.abs(found - wide) <= terms * 2.0**-23 * (k + 2)).all(), (m, n, k)
+        assert (np.abs(result - wide) <= terms * 2.0**-23 * (k + 2)).all(), (m, n, k)
         before = drawn((m, n), np.float32, 2)
-        found = library.product(*stored, transposed, alpha=0.5, beta=2.0, c=before)
-        most = (terms + 2 * np.abs(before)) * 2.0**-23 * (k + 4)
-        assert (np.abs(found - (0.5 * wide + 2.0 * before)) <= most).all(), (m, n, k)
+        result = library.product(*stored, transposed, alpha=0.5, beta=2.0, c=before)
+        tolerance = (terms + 2 * np.abs(before)) * 2.0**-23 * (k + 4)
+        assert (np.abs(result - (0.5 * wide + 2.0 * before)) <= tolerance).all(), (m, n, k)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BFLOAT16], ids=["float32", "bfloat16"])

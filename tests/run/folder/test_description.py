@@ -114,8 +114,8 @@ def test_a_module_is_imported_when_a_file_names_its_class():
 
 def test_panax_own_classes_are_those_of_its_tasks():
     importlib.import_module("panax.models")
-    own = {name for name in serializable_names() if find_serializable(name).__module__.startswith("panax.")}
-    assert own == {
+    panax_names = {name for name in serializable_names() if find_serializable(name).__module__.startswith("panax.")}
+    assert panax_names == {
         "DecoderTask", "DecoderConfig", "HybridConfig", "DeltaNetConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent",
         "MoE", "Pipeline", "DynamicScaling", "LinearScaling", "LongScaling",
         "VitTask", "VitConfig", "DlrmTask", "DlrmConfig", "TwoTowerTask", "TwoTowerConfig", "SequenceTask", "HstuConfig",

@@ -63,17 +63,17 @@ def test_a_copied_span_is_found_whatever_its_white_space(judging):
 
 
 def test_what_ends_early_is_no_sample(judging):
-    asked = []
+    requests = []
 
     def generate(prompt, *, tokens, seed, temperature):
-        asked.append((prompt, seed))
+        requests.append((prompt, seed))
         return " f(): pass\n" if seed % 3 == 0 else f" f{seed}():" + GOOD
 
-    whole, ended = judging.samples_of(generate, 4)
-    assert [len(text) for text in whole] == [judging.CHARACTERS] * 4 and len(set(whole)) == 4
-    assert [text.partition(" ")[0] for text in whole] == ["def", "class", "def", "class"]
+    complete, ended = judging.samples_of(generate, 4)
+    assert [len(text) for text in complete] == [judging.CHARACTERS] * 4 and len(set(complete)) == 4
+    assert [text.partition(" ")[0] for text in complete] == ["def", "class", "def", "class"]
     assert ended == ["def f(): pass\n"] * 2
-    assert [seed for _, seed in asked] == list(range(6))
+    assert [seed for _, seed in requests] == list(range(6))
     assert judging.parses(ended[0]) and not judging.parses("def f(:")
     # A model that never writes so much: no samples, and an end.
     assert judging.samples_of(lambda prompt, **_: " f(): pass\n", 4) == ([], ["def f(): pass\n"] * 40)

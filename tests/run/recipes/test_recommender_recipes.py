@@ -41,15 +41,15 @@ def small(directory, **changes) -> panax.Experiment:
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_is_the_one_that_was_not(tmp_path):
-    whole = panax.fit(small(tmp_path / "whole", num_steps=4), quiet=True)
+    uninterrupted = panax.fit(small(tmp_path / "whole", num_steps=4), quiet=True)
     panax.fit(small(tmp_path / "parts", num_steps=2), quiet=True)
     resumed = panax.fit(small(tmp_path / "parts", num_steps=4), quiet=True, accept_changes=True)
-    expected = named_leaves(whole.state.params)
+    expected = named_leaves(uninterrupted.state.params)
     for name, leaf in named_leaves(resumed.state.params).items():
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
-    assert whole.evaluation == resumed.evaluation
-    assert 0 < whole.evaluation["auc"] < 1 and whole.evaluation["auc_error_bound"] < 0.1
-    sizes = [table.rows for table in whole.prepared.task.model.tables.tables]
+    assert uninterrupted.evaluation == resumed.evaluation
+    assert 0 < uninterrupted.evaluation["auc"] < 1 and uninterrupted.evaluation["auc_error_bound"] < 0.1
+    sizes = [table.rows for table in uninterrupted.prepared.task.model.tables.tables]
     assert sizes == [40, 300, 5]
 
 

@@ -23,11 +23,11 @@ def test_each_asks_for_a_save_and_a_second_one_ends_at_once(number, monkeypatch)
 
 def _ends(number, monkeypatch):
     usual = signal.getsignal(number)
-    with SignalHandler() as asked:
-        asked.has_news = True
-        assert not asked.should_stop() and not asked.should_abandon_wait()
+    with SignalHandler() as handler:
+        handler.has_news = True
+        assert not handler.should_stop() and not handler.should_abandon_wait()
         os.kill(os.getpid(), number)
-        assert asked.should_stop() and asked.signal == number and asked.should_abandon_wait()
+        assert handler.should_stop() and handler.signal == number and handler.should_abandon_wait()
         if number != signal.SIGINT:
             os.kill(os.getpid(), number)  # by the same hand, to the group
             monkeypatch.setattr(interrupt, "DEBOUNCE_SECONDS", 0.0)

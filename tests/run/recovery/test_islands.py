@@ -44,24 +44,24 @@ def experiment(folder, index=0, count=COUNT, *, hooks=(), **comms):
 
 def trained(*experiments):
     """Each in a thread of its own, on devices of its own; the result and messages of each."""
-    found, said = [None] * len(experiments), [[] for _ in experiments]
+    result, said = [None] * len(experiments), [[] for _ in experiments]
 
     def run(number, one):
         devices = jax.devices()[2 * number : 2 * number + 2]
         try:
-            found[number] = panax.fit(one, devices=devices, say=said[number].append)
+            result[number] = panax.fit(one, devices=devices, say=said[number].append)
         except BaseException as error:
-            found[number] = error
+            result[number] = error
 
     threads = [threading.Thread(target=run, args=each) for each in enumerate(experiments)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for each in found:
+    for each in result:
         if isinstance(each, BaseException) and not isinstance(each, PanaxError):
             raise each
-    return found, said
+    return result, said
 
 
 def params_of(folder, index, step):
@@ -93,8 +93,8 @@ def undisturbed(tmp_path_factory):
 
 def test_islands_train_like_replicas_of_one_mesh(undisturbed, tmp_path):
     folder, results, _ = undisturbed
-    whole = dataclasses.replace(experiment(tmp_path, count=1), mesh=MeshShape(replica=2, fsdp=2))
-    panax.fit(whole, devices=jax.devices()[:4], quiet=True)
+    one_mesh = dataclasses.replace(experiment(tmp_path, count=1), mesh=MeshShape(replica=2, fsdp=2))
+    panax.fit(one_mesh, devices=jax.devices()[:4], quiet=True)
     together = params_of(tmp_path, 0, STEPS)
     first, second = (params_of(folder, index, STEPS) for index in range(COUNT))
     for name, value in together.items():
@@ -122,10 +122,10 @@ def test_they_agree_bit_by_bit_and_say_nothing_where_all_is_well(undisturbed):
 
 @pytest.mark.slow
 def test_one_that_dies_stops_no_other_and_joins_again(undisturbed, tmp_path):
-    (whole, lost), said = trained(
+    (uninterrupted, lost), said = trained(
         experiment(tmp_path, 0, wait_seconds=2.0), experiment(tmp_path, 1, wait_seconds=2.0, hooks=(Dies(3),))
     )
-    assert isinstance(lost, HookError) and whole.step == STEPS
+    assert isinstance(lost, HookError) and uninterrupted.step == STEPS
     [line] = [line for line in said[0] if "was not at" in line]
     assert line.startswith("island 1 was not at meeting 2, after step 4; the others waited 2")
     # Once is enough: those that were away are not waited for.
@@ -189,11 +189,11 @@ def test_one_that_writes_what_can_not_be_used_is_left_out_and_taken_back(how, tm
     def pretends():
         """Writes what island 0 writes, but once."""
         for number in range(1, STEPS // LOCAL + 1):
-            own = place / f"round_{number:08d}" / "from_0.safetensors"
-            while not own.exists():
+            update_file = place / f"round_{number:08d}" / "from_0.safetensors"
+            while not update_file.exists():
                 if stop.wait(0.02):
                     return
-            update = parse_update(own.read_bytes())
+            update = parse_update(update_file.read_bytes())
             arrays = {name: x * np.nan if number == 2 else x for name, x in update.arrays.items()}
             if number == 2:  # as an island does that takes over what was agreed on
                 (place / "joining").mkdir(exist_ok=True)
@@ -201,8 +201,8 @@ def test_one_that_writes_what_can_not_be_used_is_left_out_and_taken_back(how, tm
             data = save(arrays, metadata={"base": update.base, "index": "1", "digest": compute_digest(arrays)})
             if number == 2 and how != "NaN":
                 data = (3).to_bytes(8, "little") + b"[1]"
-            own.with_name("part").write_bytes(data)
-            own.with_name("part").rename(own.with_name("from_1.safetensors"))
+            update_file.with_name("part").write_bytes(data)
+            update_file.with_name("part").rename(update_file.with_name("from_1.safetensors"))
 
     partner = threading.Thread(target=pretends)
     partner.start()
@@ -231,9 +231,9 @@ def test_what_travels_compressed_is_small_and_the_same_for_all(wire, tmp_path):
     sent = encode_update(moved, WIRES[wire], None)
     bytes_each = {"int8": 1 + 4 / 256, "float8": 1 + 4 / 256, "int4": 0.5 + 4 / 256, "bfloat16": 2}[wire]
     assert sum(x.nbytes for x in sent.values()) == pytest.approx(7000 * bytes_each + 36, rel=0.03)
-    found = decode_update(sent, WIRES[wire], moved)
-    assert (found["bias"] == moved["bias"]).all() and moved["bias"].size < MIN_QUANTIZED_SIZE
-    error = np.abs(found["w"] - moved["w"]).max() / np.abs(moved["w"]).max()
+    update = decode_update(sent, WIRES[wire], moved)
+    assert (update["bias"] == moved["bias"]).all() and moved["bias"].size < MIN_QUANTIZED_SIZE
+    error = np.abs(update["w"] - moved["w"]).max() / np.abs(moved["w"]).max()
     assert 0 < error < {"int8": 0.01, "float8": 0.07, "int4": 0.15, "bfloat16": 0.004}[wire]
     with pytest.raises((KeyError, ValueError)):
         decode_update(sent, WIRES[wire], {"w": moved["w"][:60], "bias": moved["bias"]})
@@ -294,5 +294,5 @@ def test_the_place_of_another_run_and_an_old_start_are_refused(undisturbed, tmp_
 
 def test_what_islands_can_not_do_is_refused(tmp_path):
     averaged = dataclasses.replace(experiment(tmp_path), step=StepConfig(ema_decay=0.9))
-    with pytest.raises(RecipeError, match=r"an average of the parameters would be each island's own"):
+    with pytest.raises(RecipeError, match=r"each island would average its parameters separately"):
         panax.fit(averaged, devices=jax.devices()[:2], quiet=True)

@@ -71,12 +71,12 @@ def test_checks_on_other_devices_pause_while_there_is_none(tmp_path, monkeypatch
     [{"comms": COMMS[how]} for how in COMMS if "auto" not in str(COMMS[how])] + [{"verify": VerifyConfig(every=2)}],
 )
 def test_a_job_that_loses_a_replica_goes_on_and_takes_it_back(settings, tmp_path, monkeypatch):
-    whole, alone = (experiment(tmp_path, mesh, **settings) for mesh in (MeshShape(replica=2), ALONE))
-    panax.fit(dataclasses.replace(whole, num_steps=4), devices=jax.devices()[:2], quiet=True)
+    complete, alone = (experiment(tmp_path, mesh, **settings) for mesh in (MeshShape(replica=2), ALONE))
+    panax.fit(dataclasses.replace(complete, num_steps=4), devices=jax.devices()[:2], quiet=True)
     monkeypatch.setenv(PROCESSES_VARIABLE, "2")
     said: list[str] = []
     panax.fit(dataclasses.replace(alone, num_steps=8), devices=jax.devices()[:1], say=said.append)
     assert any("pauses" in line for line in said)
     monkeypatch.delenv(PROCESSES_VARIABLE)
-    found = panax.fit(dataclasses.replace(whole, num_steps=12), devices=jax.devices()[:2], quiet=True)
-    assert found.step == 12
+    result = panax.fit(dataclasses.replace(complete, num_steps=12), devices=jax.devices()[:2], quiet=True)
+    assert result.step == 12

@@ -142,7 +142,7 @@ def test_a_run_goes_back_and_ends_as_if_it_had_left_the_batches_out(tmp_path):
     result, lines, (rollback,) = ran(tmp_path / "run", tmp_path, left_out=(8, 9, 10), bad=(8, 9, 10), devices=8)
     assert int(result.state.guard.skipped) == 0 and result.step == 20
     assert (rollback["step"], rollback["to"]) == (10, 5) and rollback["source"].endswith("step_00000005")
-    assert any("goes back to step 5" in line and "skips batches 8 to 10" in line for line in lines), lines
+    assert any("returns to step 5" in line and "skips batches 8 to 10" in line for line in lines), lines
     assert steps_of(tmp_path / "run") == [15, 20]
 
 
@@ -306,7 +306,7 @@ def test_copies_in_memory(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_data_that_can_not_seek(tmp_path):
-    batches = [found.batch for found, _ in zip(Points((9, 10)).batches(), range(24))]
+    batches = [item.batch for item, _ in zip(Points((9, 10)).batches(), range(24))]
     told = fit(experiment(tmp_path / "told", bad=(9, 10), skip_batches=(9, 10)), quiet=True)
     with pytest.warns(UserWarning, match="can't resume exactly"):
         result = fit(experiment(tmp_path / "list", data=batches), quiet=True)

@@ -65,12 +65,12 @@ def test_without_a_mask_only_layouts_that_divide():
 
 def test_rows_that_are_held_by_a_process():
     examples = {"x": np.arange(10.0), "y": np.arange(10)}
-    whole = pad_batches(ExampleSource(Arrays(examples), batch_size=5), 4)
-    assert whole.batch_size == 8
-    [batch, _] = next(iter(whole.batches()))
+    full = pad_batches(ExampleSource(Arrays(examples), batch_size=5), 4)
+    assert full.batch_size == 8
+    [batch, _] = next(iter(full.batches()))
     assert batch["loss_mask"].tolist() == [1, 1, 1, 1, 1, 0, 0, 0] and batch["x"].shape == (8,)
     for rows in ([0, 1, 2, 3], [4, 5], [6, 7]):
-        [part, _] = next(iter(whole.batches_of(np.array(rows))))
+        [part, _] = next(iter(full.batches_of(np.array(rows))))
         for name, leaf in part.items():
             np.testing.assert_array_equal(leaf, batch[name][rows], err_msg=f"{name} of {rows}")
 
@@ -90,14 +90,14 @@ def test_a_layout_whose_state_does_not_fit_is_left_out():
     step, batch = CompiledStep(program, placement, tiny.AXES), tiny.batch(0)
 
     def first(limit: int | None) -> dict[int, dict[str, int]]:
-        found = rank_layouts(step, Rules(), batch, 4, each=2, limit=limit)
-        return {count: shown(layouts[0].mesh) for count, layouts in found.items() if layouts}
+        ranking = rank_layouts(step, Rules(), batch, 4, each=2, limit=limit)
+        return {count: shown(layouts[0].mesh) for count, layouts in ranking.items() if layouts}
 
-    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.abstract.params)) * 3
+    full = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.abstract.params)) * 3
     assert first(None)[2] == {"fsdp": 4} and first(None)[1] == {"fsdp": 2}
-    assert first(whole * 2) == first(None)
-    assert first(whole // 3) == {2: {"fsdp": 4}}
-    assert first(whole // 9) == {}
+    assert first(full * 2) == first(None)
+    assert first(full // 3) == {2: {"fsdp": 4}}
+    assert first(full // 9) == {}
 
 
 def taken(devices: int, config: StepConfig):

@@ -44,11 +44,11 @@ def test_a_run_goes_on_while_its_store_takes_nothing_and_saves_when_it_can(code,
 
 def test_lists_of_an_hour_ago_lose_no_checkpoint(tmp_path, monkeypatch):
     trained(tmp_path, 10)
-    now = {"list": LocalStore.list, "folders": LocalStore.folders}
+    real_methods = {"list": LocalStore.list, "folders": LocalStore.folders}
     store = LocalStore(tmp_path / "checkpoints")
-    places = ("", *now["folders"](store))
-    then = {(name, place): now[name](store, place) for name in now for place in places}
-    for name in now:
+    places = ("", *real_methods["folders"](store))
+    then = {(name, place): real_methods[name](store, place) for name in real_methods for place in places}
+    for name in real_methods:
         monkeypatch.setattr(LocalStore, name, lambda self, prefix="", name=name: then.get((name, prefix), []))
     result, said = trained(tmp_path, 20)
     assert result.step == 20 and not any("failed" in line for line in said)

@@ -77,17 +77,17 @@ def found_in(taken, leaf, device, flip, state, batch, monkeypatch, errs):
     ids=["some", "fsdp", "hsdp", "expert"],
 )
 def test_each_corruption_is_found_and_its_device_named(sizes, every, monkeypatch):
-    taken, state, batch = executions(sizes)
-    clean = compare_replays([each.replay_step(state, batch)[2] for each in taken], [0, 1, 2])
+    checked_step, state, batch = executions(sizes)
+    clean = compare_replays([each.replay_step(state, batch)[2] for each in checked_step], [0, 1, 2])
     assert clean.shards == clean.leaves == clean.odd_devices == ()
-    names = leaf_names(*taken[0].replay_step(state, batch)[:2])
+    names = leaf_names(*checked_step[0].replay_step(state, batch)[:2])
     cases = itertools.product(range(8), LEAVES, FLIPS, ({0}, {1}, {0, 1, 2}))
     # 63 cases for each device; of every 61st there is at least one for each.
     for device, leaf, flip, errs in itertools.islice(cases, 0, None, every):
-        found = found_in(taken, leaf, device, flip, state, batch, monkeypatch, errs)
+        result = found_in(checked_step, leaf, device, flip, state, batch, monkeypatch, errs)
         # The number of the device on this mesh is its place.
-        assert found.odd_devices == (device,) and found.is_conclusive, (leaf, device, flip, errs, found)
-        assert all(leaf in names[i] for i in found.leaves) and len(found.shards) == len(errs)
+        assert result.odd_devices == (device,) and result.is_conclusive, (leaf, device, flip, errs, result)
+        assert all(leaf in names[i] for i in result.leaves) and len(result.shards) == len(errs)
 
 
 def test_a_fault_that_spread_over_all_shards_names_no_device():
@@ -157,7 +157,7 @@ def test_a_corrupted_step_is_taken_back(tmp_path, monkeypatch, undisturbed):
     # The two newest, and the two newest up to the last good step.
     assert steps_of(tmp_path) == [4, 6, 8]
     assert "device 5 of process 0 on " in rollback["why"] and "square.w" in rollback["why"]
-    assert any("goes back to step 2" in line and line.endswith("rollback 1 of at most 3") for line in lines), lines
+    assert any("returns to step 2" in line and line.endswith("rollback 1 of at most 3") for line in lines), lines
     assert any("MiB more on each device than a usual step" in line for line in lines)
     (mishap,) = list_incidents(read_run(tmp_path))
     assert (mishap.cause, mishap.step, mishap.lost_steps) == ("silent corruption", 6, 4)

@@ -75,13 +75,13 @@ def saved(tmp_path):
     ],
 )
 def test_the_best_evaluation_is_saved_between_two_saves(tmp_path, evaluates, saves, kept):
-    given = experiment(
+    configured = experiment(
         tmp_path,
         evaluate=EvaluateConfig(every=evaluates),
         checkpoint=CheckpointConfig(every=saves, keep_last=len(kept) - 1),
         hooks=(EarlyStopping(patience=20),),
     )
-    result, lines = fitted(given)
+    result, lines = fitted(configured)
     assert saved(tmp_path) == kept
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     judged = {row["step"]: row["evaluation/loss"] for row in rows if "evaluation/loss" in row}
@@ -116,15 +116,15 @@ def test_a_loss_that_is_no_number_is_never_the_best_and_hides_none():
     )
     assert keeper.best == BestEvaluation(3.0, 2)
     assert keeper.record_evaluation(6, {"loss": 2.0})
-    for kept in (None, {"loss": math.nan, "step": 1}, {"loss": "x", "step": 1}, {"loss": 1.0}):
-        assert BestEvaluation.of(kept) is None
+    for attachment in (None, {"loss": math.nan, "step": 1}, {"loss": "x", "step": 1}, {"loss": 1.0}):
+        assert BestEvaluation.of(attachment) is None
 
 
 def test_sweeps_and_hooks_pass_over_what_is_not_finite(tmp_path):
     trials = [Trial({"a": n}, "", evaluation={"loss": loss}) for n, loss in enumerate((math.nan, 2.0, -math.inf, 1.0))]
-    found = Sweep("folder", tuple(trials))
-    assert found.best is trials[3]
-    assert [trial.settings["a"] for trial in found.ranked] == [3, 1, 0, 2]
+    result = Sweep("folder", tuple(trials))
+    assert result.best is trials[3]
+    assert [trial.settings["a"] for trial in result.ranked] == [3, 1, 0, 2]
     with pytest.raises(panax.core.RecipeError, match="no trial of the sweep in folder has a finite loss"):
         _ = Sweep("folder", tuple(trials[::2])).best
     stopped: list[str] = []

@@ -59,9 +59,9 @@ def test_without_data_the_figures_are_those_that_the_run_ended_with(ran, capsys)
         [line for line in Path("runs/tiny/metrics.jsonl").read_text().splitlines() if "evaluation/loss" in line][-1]
     )
     tokens = set((panax.data.files.cache.cache_directory()).glob("tokens-*"))
-    found = panax.evaluate("runs/tiny")
-    assert found["loss"] == pytest.approx(logged["evaluation/loss"], rel=1e-6) and found["ema_decay"] == 0.5
-    same(found, ran.evaluation)
+    evaluation = panax.evaluate("runs/tiny")
+    assert evaluation["loss"] == pytest.approx(logged["evaluation/loss"], rel=1e-6) and evaluation["ema_decay"] == 0.5
+    same(evaluation, ran.evaluation)
     # The run's tokenizer is used, so that the same tokens are found again.
     assert set((panax.data.files.cache.cache_directory()).glob("tokens-*")) == tokens
     assert main(["evaluate", "runs/tiny"]) == 0
@@ -77,20 +77,21 @@ def test_an_earlier_checkpoint_has_other_figures(ran):
 
 
 def test_other_texts_are_read_with_the_runs_tokenizer(ran, capsys):
-    found = panax.evaluate(ran, "other.txt")
+    evaluation = panax.evaluate(ran, "other.txt")
     # All of it, by hand: the same tokenizer, one pass.
     ids = ran.prepared.data.tokenizer.encode(Path("other.txt").read_text())
     assert (
-        found["tokens"] == pytest.approx(len(ids), abs=len(ids) // 64 + 1) and found["loss"] != ran.evaluation["loss"]
+        evaluation["tokens"] == pytest.approx(len(ids), abs=len(ids) // 64 + 1)
+        and evaluation["loss"] != ran.evaluation["loss"]
     )
-    same(panax.evaluate("runs/tiny", ["other.txt"]), found)
-    same(panax.evaluate(ran, TextData(corpus=TextFiles(paths=("other.txt",)), sequence_length=64)), found)
+    same(panax.evaluate("runs/tiny", ["other.txt"]), evaluation)
+    same(panax.evaluate(ran, TextData(corpus=TextFiles(paths=("other.txt",)), sequence_length=64)), evaluation)
     assert main(["evaluate", "runs/tiny", "--data", "other.txt", "--batches", "1"]) == 0
     assert "data        other.txt (averaged" in capsys.readouterr().out
     tokenizer = ran.prepared.data.tokenizer
     with TokenWriter("tokens", vocab_size=tokenizer.vocab_size, end_of_document=tokenizer.end_of_document) as writer:
         writer.append(ids)
-    assert panax.evaluate("runs/tiny", "tokens")["loss"] == pytest.approx(found["loss"], rel=1e-6)
+    assert panax.evaluate("runs/tiny", "tokens")["loss"] == pytest.approx(evaluation["loss"], rel=1e-6)
 
 
 def test_sources_and_batches(ran):

@@ -266,28 +266,28 @@ class Kept(Tracker):
 
 
 def test_samples_and_histograms_reach_the_trackers(short):
-    kept = Kept()
+    tracker = Kept()
     used = (Samples(every=4, prompts=("def ",), tokens=5, temperature=0.0), Histograms(every=6))
     lines: list[str] = []
-    result = fit(dataclasses.replace(short, hooks=used, trackers=(kept,)), say=lines.append)
-    assert kept.facts.name == short.name and len(kept.facts.run_id) == 16
-    assert kept.facts.flat()["optimizer.schedule.peak"] == 3e-3
-    assert [step for step, _ in kept.texts] == [4, 6]
-    assert kept.texts[6, "samples/0 def"] == "def " + result.generate("def ", tokens=5, temperature=0.0)
-    names = {name for _, name in kept.histograms}
+    result = fit(dataclasses.replace(short, hooks=used, trackers=(tracker,)), say=lines.append)
+    assert tracker.facts.name == short.name and len(tracker.facts.run_id) == 16
+    assert tracker.facts.flat()["optimizer.schedule.peak"] == 3e-3
+    assert [step for step, _ in tracker.texts] == [4, 6]
+    assert tracker.texts[6, "samples/0 def"] == "def " + result.generate("def ", tokens=5, temperature=0.0)
+    names = {name for _, name in tracker.histograms}
     assert {name.removeprefix("weights/") for name in names if name.startswith("weights/")} == {
         name.removeprefix("gradients/") for name in names if name.startswith("gradients/")
     }
     leaves = named_leaves(result.state.params)
     for name, leaf in leaves.items():
-        found, values = kept.histograms[6, f"weights/{name}"], np.asarray(leaf, np.float64)
-        assert found.counts.sum() == values.size and found.least == np.float32(values.min())
-        np.testing.assert_allclose(found.total, values.sum(), atol=1e-3)
-        counts, _ = np.histogram(values, bins=found.edges.astype(np.float64))
+        actual, values = tracker.histograms[6, f"weights/{name}"], np.asarray(leaf, np.float64)
+        assert actual.counts.sum() == values.size and actual.least == np.float32(values.min())
+        np.testing.assert_allclose(actual.total, values.sum(), atol=1e-3)
+        counts, _ = np.histogram(values, bins=actual.edges.astype(np.float64))
         # A value that lies on an edge may fall on either side of it in float32.
-        assert np.abs(counts - found.counts).sum() <= max(2, values.size // 50)
-    assert all("seconds/hooks" in values for _, values in kept.records if "seconds/step" in values)
-    assert any(found.squares > 0 for (_, name), found in kept.histograms.items() if name.startswith("gradients/"))
+        assert np.abs(counts - actual.counts).sum() <= max(2, values.size // 50)
+    assert all("seconds/hooks" in values for _, values in tracker.records if "seconds/step" in values)
+    assert any(actual.squares > 0 for (_, name), actual in tracker.histograms.items() if name.startswith("gradients/"))
 
 
 def test_a_signal_while_samples_are_drawn_leaves_the_others_and_saves(short, monkeypatch):
@@ -296,11 +296,11 @@ def test_a_signal_while_samples_are_drawn_leaves_the_others_and_saves(short, mon
         return "x"
 
     monkeypatch.setattr("panax.run.loop.generate_text", drawn)
-    kept, lines = Kept(), []
+    tracker, lines = Kept(), []
     samples = Samples(every=4, prompts=("a", "b", "c"), tokens=5)
-    result = fit(dataclasses.replace(short, hooks=(samples,), trackers=(kept,)), say=lines.append)
+    result = fit(dataclasses.replace(short, hooks=(samples,), trackers=(tracker,)), say=lines.append)
     assert result.interrupted_by == "SIGTERM" and result.step == 4 and checkpoints(short) == ["step_00000004"]
-    assert [name for _, name in kept.texts] == ["samples/0 a"]
+    assert [name for _, name in tracker.texts] == ["samples/0 a"]
     assert "samples of step 4: 1 of 3 were drawn when the run was ended" in lines
 
 
@@ -308,18 +308,18 @@ def test_a_signal_while_samples_are_drawn_leaves_the_others_and_saves(short, mon
 def test_histograms_are_the_same_on_a_mesh(short):
     from panax.mesh import MeshShape
 
-    found = []
+    results = []
     for number, mesh in enumerate((MeshShape(), MeshShape(fsdp=2, tensor=2))):
-        kept = Kept()
+        tracker = Kept()
         fit(
             dataclasses.replace(
-                short, num_steps=1, hooks=(Histograms(every=1),), trackers=(kept,), mesh=mesh,
+                short, num_steps=1, hooks=(Histograms(every=1),), trackers=(tracker,), mesh=mesh,
                 directory=f"{short.folder}-{number}",
             ),
             quiet=True, devices=jax.devices()[: 4 if number else 1],
         )  # fmt: skip
-        found.append(kept.histograms)
-    one, many = found
+        results.append(tracker.histograms)
+    one, many = results
     assert one.keys() == many.keys() and len(one) > 10
     for key, histogram in one.items():
         np.testing.assert_allclose(histogram.squares, many[key].squares, rtol=1e-3)
@@ -334,12 +334,12 @@ def test_a_slow_or_raising_tracker_holds_nothing_up(short):
         def about(self, run):
             raise ValueError("no server")
 
-    kept, lines = Kept(), []
-    fit(dataclasses.replace(short, trackers=(Raises(), kept)), say=lines.append)
+    tracker, lines = Kept(), []
+    fit(dataclasses.replace(short, trackers=(Raises(), tracker)), say=lines.append)
     assert [line for line in lines if "Raises" in line] == [
         "warning: Raises can't be written, and training continues without it: ValueError: no server"
     ]
-    assert [step for step, values in kept.records if "train/loss" in values] == [2, 4, 6]
+    assert [step for step, values in tracker.records if "train/loss" in values] == [2, 4, 6]
 
 
 def test_a_loop_of_ones_own_keeps_everything(short):
@@ -356,9 +356,9 @@ def test_a_loop_of_ones_own_keeps_everything(short):
         for batch in run:
             run.after_step(run.take_step(batch))
     assert run.result.step == 4
-    whole = fit(dataclasses.replace(mine, directory=f"{short.folder}-whole"), quiet=True)
+    uninterrupted = fit(dataclasses.replace(mine, directory=f"{short.folder}-whole"), quiet=True)
     # The data went on where it was, the step's own rate and bits too.
-    assert run.result.evaluation == whole.evaluation
+    assert run.result.evaluation == uninterrupted.evaluation
     rows = [json.loads(line) for line in (Path(short.folder) / "metrics.jsonl").read_text().splitlines()]
     assert [row["train/mine"] for row in rows if "train/mine" in row] == [2.0]
     with (

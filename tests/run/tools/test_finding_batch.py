@@ -43,14 +43,20 @@ def test_the_answer_keeps_the_recipes_batch(experiment, measured):
     data = dataclasses.replace(experiment.data, batch_size=96)
     wide = dataclasses.replace(experiment, data=data, mesh=MeshShape(fsdp=8))
     # 0.9 of 300 MiB holds 17 rows, of which 16 are tried; 96 rows over 8 devices are 12 on each.
-    found = panax.find_batch(wide, memory_gib=300 / 1024)
-    assert (found.rows, found.ways, found.largest_batch, found.micro_batches, found.even) == (16, 8, 128, 1, True)
+    suggestion = panax.find_batch(wide, memory_gib=300 / 1024)
+    assert (suggestion.rows, suggestion.ways, suggestion.largest_batch, suggestion.micro_batches, suggestion.even) == (
+        16,
+        8,
+        128,
+        1,
+        True,
+    )
     # 8 rows don't divide 12: 6 do.
-    found = panax.find_batch(wide, memory_gib=200 / 1024)
-    assert (found.rows, found.micro_batches) == (8, 2) and measured[-5:] == [8, 16, 12, 10, 9]
-    assert format_batch_result(found)[-1] == "set            --step.micro-batches 2, for the recipe's 96 rows"
+    suggestion = panax.find_batch(wide, memory_gib=200 / 1024)
+    assert (suggestion.rows, suggestion.micro_batches) == (8, 2) and measured[-5:] == [8, 16, 12, 10, 9]
+    assert format_batch_result(suggestion)[-1] == "set            --step.micro-batches 2, for the recipe's 96 rows"
     # From the power of 2 below the recipe's 12 rows on: 8 fit, 16 don't, then between them.
-    assert [each.rows for each in found.trials] == [8, 9, 10, 12, 16]
+    assert [each.rows for each in suggestion.trials] == [8, 9, 10, 12, 16]
 
 
 def test_rows_that_divide_by_no_parts_are_filled_up(experiment, measured):

@@ -118,11 +118,11 @@ def test_a_real_model(experiment, tmp_path):
     """Its losses are those of training with these rates; nothing that a run would resume is left."""
     ruled = Schedule(peak=1e-3, per_batch="sqrt", base_batch=2)
     ruled = dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, schedule=ruled))
-    found = panax.find_lr(ruled, steps=60, output=tmp_path / "rate.html")
-    assert 1e-3 < (found.recommended or 0.0) < 0.2
+    suggestion = panax.find_lr(ruled, steps=60, output=tmp_path / "rate.html")
+    assert 1e-3 < (suggestion.recommended or 0.0) < 0.2
     # 8 rows of a base of 2: the root of 4.
-    assert found.peak == pytest.approx((found.recommended or 0.0) / 2)
-    assert found.losses[0] == pytest.approx(math.log(300), abs=0.3) and min(found.smoothed) < 4.9
+    assert suggestion.peak == pytest.approx((suggestion.recommended or 0.0) / 2)
+    assert suggestion.losses[0] == pytest.approx(math.log(300), abs=0.3) and min(suggestion.smoothed) < 4.9
     assert "<svg" in (tmp_path / "rate.html").read_text() and not Path(experiment.folder).exists()
     few = [batch for (batch, _), _ in zip(experiment.data.open().train.batches(), range(3))]
     task = dataclasses.replace(experiment.task, model=dataclasses.replace(experiment.task.model, vocab_size=300))

@@ -20,20 +20,20 @@ def short(experiment):
 def test_a_sweep_ends_with_a_table_a_chart_and_the_best(short, monkeypatch):
     lines: list[str] = []
     peaks = {"optimizer.schedule.peak": (1e-5, 3e-2), "optimizer.schedule.warmup_steps": (1,)}
-    found = sweep(short, peaks, say=lines.append)
+    outcome = sweep(short, peaks, say=lines.append)
     root = Path(f"{short.folder}-sweep")
-    assert [trial.settings["optimizer.schedule.peak"] for trial in found.trials] == [1e-5, 3e-2]
-    assert found.best is found.trials[1] and found.trials[1].loss < found.trials[0].loss - 0.05
+    assert [trial.settings["optimizer.schedule.peak"] for trial in outcome.trials] == [1e-5, 3e-2]
+    assert outcome.best is outcome.trials[1] and outcome.trials[1].loss < outcome.trials[0].loss - 0.05
     assert "run 2 of 2: peak 0.03, warmup_steps 1" in lines
     with open(root / "sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["loss"]) for row in rows] == [trial.evaluation["loss"] for trial in found.trials]
+    assert [float(row["loss"]) for row in rows] == [trial.evaluation["loss"] for trial in outcome.trials]
     assert all(Path(row["folder"], "checkpoints", "step_00000004").is_dir() for row in rows)
-    assert found.table["optimizer.schedule.peak"].tolist() == [1e-5, 3e-2]
+    assert outcome.table["optimizer.schedule.peak"].tolist() == [1e-5, 3e-2]
     by_value, curves = ((root / name).read_text() for name in ("sweep.svg", "curves.svg"))
     assert by_value.count("<circle") == 2 and "optimizer.schedule.peak" in by_value and ">0.01<" in by_value
     assert curves.count("<circle") + curves.count("stroke-linejoin") >= 2 and "peak 0.03" in curves
-    assert found.plot()._repr_svg_() == curves
+    assert outcome.plot()._repr_svg_() == curves
     # Nothing is trained twice, and a run that fails is a row with its error.
     fit = sweeping.fit
 
@@ -45,7 +45,7 @@ def test_a_sweep_ends_with_a_table_a_chart_and_the_best(short, monkeypatch):
     monkeypatch.setattr(sweeping, "fit", failing)
     again = sweep(short, {**peaks, "optimizer.schedule.peak": (3e-2, 9.0)}, say=lines.append)
     assert any("all 4 steps are done" in line for line in lines)
-    assert again.trials[0].evaluation == pytest.approx(found.trials[1].evaluation, rel=1e-6)
+    assert again.trials[0].evaluation == pytest.approx(outcome.trials[1].evaluation, rel=1e-6)
     assert again.trials[1].error == "it diverged" and again.best is again.trials[0]
     assert "it diverged" in (root / "sweep.csv").read_text()
 

@@ -178,9 +178,7 @@ def _layer_fields(read: _Reader, fields: Mapping[str, Any]) -> dict[str, Any]:
         rotaries = read_rotaries(family.rotary, read.raw, length, windows, read.refuse)
         first, *others = cycle = _shortest_cycle(rotaries, Rotary())
         fields_of_layers |= {"rotaries": cycle} if others or first is None else {"rotary": first}
-        limits = {
-            rotary.scaling.most_positions for rotary in cycle if rotary is not None and rotary.scaling is not None
-        }
+        limits = {rotary.scaling.max_positions for rotary in cycle if rotary is not None and rotary.scaling is not None}
         fields_of_layers |= {"max_length": min([length, *limits - {None}])} if limits - {None} else {}
     return fields_of_layers
 

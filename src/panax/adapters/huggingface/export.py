@@ -65,7 +65,7 @@ def save(
         classes: Class names of a vision transformer's labels, by index.
         like: The config.json of the release from which a decoder was trained: it is written as the same family where that
             can express it, with the keys that change nothing here.
-        towers: The release's folder, if `like` is of a model with other towers beside the text's, or the family carries
+        towers: The release's folder, if `like` is of a model with other towers in addition to the text's, or the family carries
             tensors that are not computed: these are copied from there as they are.
 
     Raises:
@@ -119,7 +119,7 @@ def save_gguf(
     path = Path(path)
     if has_towers(like or {}):
         raise RecipeError(
-            "a model with other towers beside the text's is not written as a GGUF file; export without --gguf"
+            "a model with other towers in addition to the text's is not written as a GGUF file; export without --gguf"
         )
     family, raw = to_config_json_like(model.config, None, {})
     sources = _tensors(list(match_parameters(family, model, {})))
@@ -152,7 +152,7 @@ def _opened_towers(
         return
     if towers is None:
         raise RecipeError(
-            "the release has other towers beside the text's; pass its folder (--base DIR, or towers=) to copy them"
+            "the release has other towers in addition to the text's; pass its folder (--base DIR, or towers=) to copy them"
         )
     with open_tensors(Path(towers)) as tensors:
         names = TowerNames.of(family, tensors)

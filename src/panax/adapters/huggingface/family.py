@@ -164,7 +164,7 @@ class Family:
 
     @property
     def extra_keys(self) -> set[str]:
-        """Keys that mappings read beside those in `keys`."""
+        """Keys that mappings read in addition to those in `keys`."""
         mixture, layers = self.mixture, None if self.rotary is None else self.rotary.layers
         found = {"sliding_window", *self.windows.keys} | (set() if layers is None else {*layers.keys})
         if mixture is not None:

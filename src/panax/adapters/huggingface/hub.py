@@ -1,5 +1,5 @@
 """Models of a hub by name: found in the local cache of `huggingface_hub`, else downloaded by that library if
-installed. Weights, settings and tokenizers are taken; code never is."""
+installed. Weights, settings and tokenizers are downloaded, and never code."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class HubName(NamedTuple):
-    """A model of a hub: its organization and name, and a branch, a tag or a commit."""
+    """A model on a hub: its organization and name, and a branch, a tag or a commit."""
 
     organization: str
     name: str
@@ -78,7 +78,7 @@ def find_model(where: str) -> LocalModel:
 
 
 def find_here(where: str) -> Path | None:
-    """Find a model as `find_model` does, on this machine only; None if it is not here."""
+    """Find a model as `find_model` does, on this machine only; None if it is not found."""
     folder, name = expand_user(where), parse_hub_name(where)
     if folder.is_dir() or name is None:
         return folder if folder.is_dir() else None

@@ -99,8 +99,8 @@ class SlidingOnly:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """A list of the layers with rotary positions (SmolLM 3): `no_rope_layers` is 1 for those that have, and
-    every `no_rope_layer_interval`-th has none by default."""
+    """A list of the layers with rotary positions (SmolLM 3): `no_rope_layers` is 1 for a layer with
+    them; by default every `no_rope_layer_interval`-th layer has none."""
 
     keys: tuple[str, ...] = ("no_rope_layers", "no_rope_layer_interval")
 

@@ -38,7 +38,7 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 """Dtypes, by safetensors' names, that a weight may have; others need scales to be read."""
 
 SCORES = "score.weight"
-"""Head of a classifier of `transformers`, beside its decoder."""
+"""The tensor of a classification head in the checkpoints of `transformers`."""
 
 _ROWS_AT_ONCE = 4096
 
@@ -140,7 +140,8 @@ def _score_match(params: HeadedDecoder, tensors: Tensors) -> list[ParameterMatch
     leaf, rows = params.head.w, tensors[SCORES].get_shape()[0]
     if rows != leaf.shape[1]:
         warnings.warn(
-            f"the files' head is for {rows} classes, not {leaf.shape[1]}: the head begins as it was drawn", stacklevel=4
+            f"the files' head is for {rows} classes, not {leaf.shape[1]}: the head keeps its random initial values",
+            stacklevel=4,
         )
         return []
     return [ParameterMatch("head.w", leaf, ("embed", "class"), (), TensorSource(SCORES, Pattern("class embed")), 0, {})]
@@ -171,7 +172,7 @@ def _kept_head(
         )
     there = f"one for {config.num_classes} classes" if have else "none"
     warnings.warn(
-        f"{folder} has no head for {classes} classes ({there}): the head begins as it was drawn", stacklevel=3
+        f"{folder} has no head for {classes} classes ({there}): the head keeps its random initial values", stacklevel=3
     )
     return kept
 

@@ -49,7 +49,7 @@ PARTIAL_ROTARY_KEY = "partial_rotary_factor"
 """Key of the rotated share of a head."""
 
 QUERY_GROWTH_KEY = "llama_4_scaling_beta"
-"""Key of `Rotary.query_growth`; its length is the original one."""
+"""Key of the rate of `Rotary.query_growth`, which applies beyond the original length."""
 
 DEFAULT_THETA_KEY = "rope_theta"
 """Key of the base, of `transformers` before version 5."""
@@ -124,12 +124,12 @@ class LayerRotary(Protocol):
         ...
 
     def write(self, rotaries: Rotaries, windows: Sequence[int], write_one: WriteOneFn) -> WrittenConfig:
-        """Return the keys from which `read` reads the same."""
+        """Return the config keys from which `read` restores these positions."""
         ...
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that it reads beside those of all families."""
+        """The keys that it reads in addition to those of all families."""
         ...
 
 

@@ -22,12 +22,12 @@ STARTS = ("language_model.", "model.language_model.")
 
 
 def has_towers(raw: Mapping[str, Any]) -> bool:
-    """Return True if a config.json is of a model with other towers beside the text's."""
+    """Return True if a config.json is of a model with other towers in addition to the text's."""
     return isinstance(raw.get(TEXT_CONFIG), Mapping) or any(isinstance(raw.get(key), Mapping) for key in TOWER_CONFIGS)
 
 
 def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the text tower's settings; older releases have them outside, beside the other towers'."""
+    """Return the text tower's settings; older releases have them at the top level, next to the other towers'."""
     inner = raw.get(TEXT_CONFIG)
     if not isinstance(inner, Mapping):
         return dict(raw)

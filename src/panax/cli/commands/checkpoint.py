@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     parser = Parser(prog="panax checkpoint", description=(__doc__ or "").split(": ", 1)[1])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     where = "a run's folder or that of its checkpoints; or one checkpoint's own; or an address: s3://bucket/run"
-    one = "a checkpoint's own folder or address, or a run's (its newest checkpoint is taken)"
+    one = "a checkpoint's own folder or address, or a run's (its newest checkpoint is used)"
     add = commands.add_parser("ls", help="list the checkpoints of a run, or the arrays of one checkpoint")
     add.add_argument("where", help=where)
     add = commands.add_parser(
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument("--prefix", help="only arrays with names that begin so (default for safetensors: params.)")
     add = commands.add_parser("rm", help="remove a checkpoint")
     add.add_argument("where", help="the checkpoint's own folder or address")
-    add.add_argument("--force", action="store_true", help="even if no other one of its run is whole")
+    add.add_argument("--force", action="store_true", help="even if no other checkpoint of its run is undamaged")
     return parser
 
 

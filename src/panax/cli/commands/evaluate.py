@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="panax evaluate", description="Losses and metrics of a trained model, on its newest checkpoint."
     )
-    parser.add_argument("run", help="a run's folder (its newest checkpoint is taken), or a checkpoint's own")
+    parser.add_argument("run", help="a run's folder (its newest checkpoint is used), or a checkpoint's own")
     parser.add_argument(
         "--data", nargs="+", metavar="PATH", help="files, folders or globs (default: the data held out by the run)"
     )
@@ -58,5 +58,5 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--prompt", metavar="FIELD", help="the field with the text before the answer")
     parser.add_argument("--answer", metavar="FIELD", help="the field with the text to learn")
-    parser.add_argument("--batches", type=int, help="at most N batches (default: as the run did; of other data all)")
+    parser.add_argument("--batches", type=int, help="at most N batches (default: as in the run; for other data, all)")
     return parser

@@ -52,10 +52,10 @@ def _write_gguf(trained: LoadedModel, directory: Path, kind: str) -> int:
 def export(arguments: Sequence[str]) -> int:
     """Write a checkpoint's weights, configuration and tokenizer in Hugging Face's layout."""
     parser = Parser(prog="panax export", description="Write a trained model in Hugging Face's layout.")
-    parser.add_argument("checkpoint", help="a run's folder (its best checkpoint is taken), or a checkpoint's own")
+    parser.add_argument("checkpoint", help="a run's folder (its best checkpoint is used), or a checkpoint's own")
     parser.add_argument("directory", help="where to write; a new or empty folder")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights; by default the checkpoint's")
-    parser.add_argument("--base", help="the released model's folder, if the run's is not here any more")
+    parser.add_argument("--base", help="the released model's folder, if the run's no longer exists")
     parser.add_argument(
         "--gguf", choices=KINDS, help="write one GGUF file for llama.cpp instead, with matrices of this type"
     )

@@ -97,5 +97,5 @@ def parser() -> argparse.ArgumentParser:
     )
     batch.add_argument("recipe", metavar="RECIPE", help="as `panax train` takes it")
     batch.add_argument("--memory-gib", type=float, metavar="GIB", help="of each device (as it reports)")
-    batch.add_argument("--target", metavar="h100x8", help="for devices that are not here")
+    batch.add_argument("--target", metavar="h100x8", help="for devices that you don't have")
     return parser

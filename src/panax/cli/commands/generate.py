@@ -13,7 +13,7 @@ from ..plugins import start_jax
 def generate(arguments: Sequence[str]) -> int:
     """Print the prompt and its continuation by the model of a checkpoint."""
     parser = Parser(prog="panax generate", description="Continue a text with a trained model.")
-    parser.add_argument("checkpoint", help="a run's folder (its best checkpoint is taken), or a checkpoint's own")
+    parser.add_argument("checkpoint", help="a run's folder (its best checkpoint is used), or a checkpoint's own")
     parser.add_argument("--prompt", required=True, help="the text to continue")
     parser.add_argument("--tokens", type=int, default=128, help="how many tokens to add (default: 128)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)")

@@ -61,8 +61,8 @@ HARDWARE = "--hardware"
 HELP = """\
   --data PATH...    read these files, folders or globs of text
   --hardware FILE   a step's time from the profile of `panax check`
-  --target h100x64  for devices that are not here (v5p-128, ...)
-  --no-compile      as far as tracing shows, in a second or two
+  --target h100x64  for devices that you don't have (v5p-128, ...)
+  --no-compile      only what tracing shows, in a second or two
   --settings        all settings too, with open ones filled in
   --mesh auto       choose the layout over the devices
 """

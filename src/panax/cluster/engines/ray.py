@@ -190,7 +190,7 @@ class RayClient:
         return f"Ray's client ended with exit code {self._process.returncode}: {self.log_tail() or 'no output'}"
 
     def log_tail(self) -> str:
-        """Return its last lines."""
+        """Return the last lines of its output."""
         return read_tail(self._output)
 
     def close(self) -> None:

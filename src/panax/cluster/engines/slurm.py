@@ -58,7 +58,7 @@ class Slurm:
         try:
             output = run_client(["sinfo", "--noheader", "--format=%P|%l|%D"], self._environment)
         except LaunchError as error:
-            raise LaunchError(f"Slurm can't be asked; {INSTALL_ADVICE}\n{error}") from error
+            raise LaunchError(f"Slurm can't be queried; {INSTALL_ADVICE}\n{error}") from error
         asked = self._resources
         rows = [row.split("|") for row in output.splitlines()]
         partitions = {row[0].rstrip("*"): row for row in rows if len(row) == 3}
@@ -227,7 +227,7 @@ def _word(text: str) -> str:
 def _quoted(value: str) -> str:
     """Quote an option's value in a script's comment."""
     if any(each in value for each in '\n\r"\\'):
-        raise LaunchError(f"a batch script can't hold {value!r}: it has a quote, a backslash or a line's end")
+        raise LaunchError(f"a batch script can't hold {value!r}: it has a quote, a backslash or a line break")
     return f'"{value}"' if re.search(r"[\s#']", value) else value
 
 

@@ -18,7 +18,7 @@ GRACE_SECONDS = 5.0
 """Seconds between SIGTERM and SIGKILL."""
 
 PR_SET_PDEATHSIG = 1
-"""Linux's code of the request for a signal at the parent's end."""
+"""Option of Linux's `prctl` that requests a signal when the parent process exits."""
 
 LOOK_SECONDS = 0.5
 """Seconds between checks of the command."""

@@ -123,7 +123,7 @@ class Channel:
         *lines, self._waiting = self._waiting.split(b"\n")
         try:
             messages = [
-                json_reader.parse(self._opened(line), most_bytes=MAX_MESSAGE_BYTES, constants=True) for line in lines
+                json_reader.parse(self._opened(line), max_bytes=MAX_MESSAGE_BYTES, constants=True) for line in lines
             ]
         except ValueError:
             self.closed = True
@@ -199,7 +199,9 @@ def accept_agent(connection: socket.socket, secret: str) -> Channel:
     while not greeting.is_expired:
         if select.select([greeting], [], [], 0.1)[0] and (channel := greeting.advance()) is not None:
             return channel
-    raise HandshakeRefusedError(f"the other end did not show the job's secret within {GREETING_SECONDS:.0f} s")
+    raise HandshakeRefusedError(
+        f"the peer did not prove that it knows the job's secret within {GREETING_SECONDS:.0f} s"
+    )
 
 
 def connect_to_supervisor(address: str, secret: str, seconds: float) -> Channel:

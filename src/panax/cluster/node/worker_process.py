@@ -236,7 +236,7 @@ def log_path(folder: Path, index: int) -> Path:
 
 
 def stacks_path(folder: Path, index: int, attempt: int) -> Path:
-    """Return the path of a process's stacks."""
+    """Return the path of the file to which a process dumps its stacks."""
     return folder / "stacks" / f"attempt_{attempt:03d}_process_{index:04d}.txt"
 
 

@@ -102,8 +102,8 @@ class StragglerMonitor:
             return
         if not self._roster.can_spare(node):
             self._say(
-                f"node {node} stays in the job: the model has no layout without it, or --min-nodes "
-                f"{self._job.policy.min_nodes} would not be left"
+                f"node {node} stays in the job: without it the model has no layout, or fewer than --min-nodes "
+                f"{self._job.policy.min_nodes} would remain"
             )
             return
         try:

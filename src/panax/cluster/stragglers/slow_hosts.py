@@ -113,7 +113,7 @@ def _own(host: int, probes: Mapping[int, HostProbe]) -> Slowness:
 
 @dataclasses.dataclass(frozen=True)
 class HostChange:
-    """A host that has become slow, or is well again."""
+    """A host that has become slow, or has recovered."""
 
     host: int
     slow: bool
@@ -132,7 +132,7 @@ class SlowHosts:
 
         Args:
             factor: A host is slow if it takes this many times as long as the others.
-            row: Number of consecutive probes until it is named, and until it counts as well again.
+            row: Number of consecutive probes until it is named, and until it counts as recovered.
         """
         self._factor, self._row = factor, row
         self._early: dict[int, list[float]] = {}

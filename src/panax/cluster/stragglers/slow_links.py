@@ -22,7 +22,7 @@ _SECONDS = 2e-4
 on two cores that were also used by others were within 8 ms."""
 
 CONSECUTIVE_PROBES = 2
-"""Number of consecutive probes until a link is named, and until it counts as well again."""
+"""Number of consecutive probes until a link is named, and until it counts as recovered."""
 
 BASELINE_PROBES = 3
 """Number of first probes: without a check before the run, their median is the usual time of a collective."""
@@ -109,7 +109,7 @@ class SlowLinks:
         self._recent, self._flapping, self.slow = {}, set(), {}
 
     def add(self, times: Mapping[int, CollectiveTimes]) -> list[LinkChange]:
-        """Process a probe of all processes; return the groups that have become slow, are well again, or
+        """Process one probe of all processes; return the groups that have become slow, have recovered, or
         flap."""
         timed = slowest_by_group(times)
         changes: list[LinkChange] = []

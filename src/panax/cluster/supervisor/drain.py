@@ -39,7 +39,7 @@ class DrainingNodes:
             self._nodes.drop(node)
 
     def part(self) -> None:
-        """Disconnect their agents, so that whatever requested their end need not wait."""
+        """Disconnect the agents of draining nodes, so that the scheduler that reclaims the nodes need not wait."""
         for node in self._told:
             self._nodes.drop(node)
 

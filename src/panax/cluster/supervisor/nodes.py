@@ -118,7 +118,7 @@ class Nodes:
         self._listen()
 
     def ping(self) -> None:
-        """Send a sign of life to all agents, and disconnect those that have been silent for too long."""
+        """Send a heartbeat to all agents, and disconnect those that have been silent for too long."""
         now = time.monotonic()
         for node in list(self.here.values()):
             node.channel.send(ping=True)

@@ -87,12 +87,12 @@ class NodePool:
                 # While processes still run, their failure is reported first.
                 if lost and self._worlds.best(self._nodes.here) is None:
                     raise LaunchError(
-                        f"node {number} does not come back ({error}), and the job can't continue without it: it learns a "
-                        f"layout on fewer nodes when it first trains on all, and keeps --min-nodes {self._job.policy.min_nodes}"
+                        f"node {number} could not be replaced ({error}), and the job can't continue without it: layouts for "
+                        f"fewer nodes are known after its first step on all, and --min-nodes is {self._job.policy.min_nodes}"
                     ) from error
                 if number not in self._refused:
                     self._refused.add(number)
-                    self._say(f"node {number} does not come back: {error}")
+                    self._say(f"node {number} could not be replaced: {error}")
 
     def reject_shape(self, world: JobShape) -> bool:
         """Return True if there is an alternative to a layout that could not take a step: another layout, or

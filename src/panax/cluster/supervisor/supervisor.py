@@ -22,7 +22,7 @@ from .view import View
 TICK_SECONDS = 0.5
 
 ASLEEP_SECONDS = 3.0
-"""Time between two turns of its loop from which the supervisor itself counts as suspended."""
+"""Gap between two iterations of its loop after which the supervisor assumes that it was suspended itself."""
 SETTLE_SECONDS = 0.5
 """Time after a failure for the other processes to report which was first."""
 
@@ -227,7 +227,7 @@ class Supervisor:
                 )
                 return Diagnosis(
                     Cause.KILLED,
-                    f"ended at once: {why}; the last checkpoint is whole",
+                    f"ended at once: {why}; the last checkpoint is intact",
                     0,
                     128 + (self._asks.signal or signal.SIGTERM),
                 )

@@ -35,8 +35,8 @@ class QuantBlocks(NamedTuple):
 
 
 def quant_blocks(shape: Sequence[int], axes: Axes, layout: Layout) -> QuantBlocks | None:
-    """Return the quantization blocks of an array; None if it is too small or its dimensions divide too
-    poorly.
+    """Return the quantization blocks of an array; None if it is too small or its dimensions have no suitable
+    divisors.
 
     Args:
         shape: Shape of a device's shard.

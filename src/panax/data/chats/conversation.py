@@ -112,7 +112,7 @@ def _read_content(content: Any, number: int, where: str) -> str:
         raise BadRecordError(
             where, f"the content of message {number} holds {kind!r}; only text is trained on: remove it"
         )
-    raise BadRecordError(where, f"the content of message {number} is {_describe(content)}; expected a text")
+    raise BadRecordError(where, f"the content of message {number} is {_describe(content)}; expected a string")
 
 
 def _read_tool_calls(calls: Any, number: int, where: str) -> list[Any]:

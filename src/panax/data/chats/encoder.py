@@ -88,7 +88,7 @@ class ChatEncoder:
     def _render(self, document: Document) -> list[RenderedChat] | BadRecord:
         if not isinstance(document, Conversation):
             raise DataError(
-                f"{document.where or 'a document'} is a plain text among conversations; use a Mixture of two corpora"
+                f"{document.where or 'a document'} is plain text among conversations; use a Mixture of two corpora"
             )
         try:
             return render_answers(document, self._tool_template if document.tools else self._template)

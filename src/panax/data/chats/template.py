@@ -136,7 +136,7 @@ class ChatTemplate:
         except RecursionError:
             raise RenderError("it calls itself without end") from None
         except MemoryError:
-            raise RenderError("it needs more memory than there is") from None
+            raise RenderError("it needs more memory than available") from None
         except Exception as error:  # a template can raise whatever Python raises
             raise RenderError(
                 f"{type(error).__name__}: {error}" if not str(error) or not _is_own(error) else str(error)

@@ -74,7 +74,7 @@ def read_sealed(path: Path, seen: Path | None) -> dict[str, Any]:
         header = json_reader.parse(decode_utf8(read_bytes(path), str(path)))
         checksums = {str(name): str(value) for name, value in header["checksums"].items()}
         if header["seal"] != compute_seal(header) or any("/" in name for name in checksums):
-            raise ValueError("its seal does not hold")
+            raise ValueError("its checksum does not match")
     except DataError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:

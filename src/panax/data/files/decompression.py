@@ -91,7 +91,7 @@ def _decompressing(raw: Any, kind: str, name: str) -> Any:
         options = {zstd.DecompressionParameter.window_log_max: log}
         return _Translated(_Stream(raw, lambda: zstd.ZstdDecompressor(options=options)), zstd.ZstdError)
     raise DataError(
-        f"{name} is compressed with {kind}, which is not read here; compress it with zstd or gzip, or not at all"
+        f"{name} is compressed with {kind}, which is not supported; compress it with zstd or gzip, or not at all"
     )
 
 

@@ -63,7 +63,7 @@ def _text_of(record: Mapping[str, Any], name: str, where: str) -> str:
         return ""
     if not isinstance(value, str):
         kind = type(value).__name__
-        raise BadRecordError(where, f"field {name!r} is of type {kind}; expected a text: name another field")
+        raise BadRecordError(where, f"field {name!r} is of type {kind}; expected text: name another field")
     if not value.isascii():
         try:
             value.encode()

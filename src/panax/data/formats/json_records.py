@@ -261,7 +261,7 @@ def _element(text: _Text, where: str, max_record_bytes: int) -> Any:
                     else error
                 )
                 raise DataError(
-                    f"{where}: broken JSON ({what}); expected an array of whole objects: repair it"
+                    f"{where}: broken JSON ({what}); expected an array of complete objects: repair it"
                 ) from None
         held = len(text.text) - text.at
         if held > max_record_bytes:

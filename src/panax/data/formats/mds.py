@@ -121,7 +121,7 @@ class Mds(Validated):
         with index.open_local() as path:
             text = decode_utf8(read_bytes(path), index.name)
         try:
-            listed = json_reader.parse(text, most_bytes=_MOST_INDEX_BYTES)["shards"]
+            listed = json_reader.parse(text, max_bytes=_MOST_INDEX_BYTES)["shards"]
             shards = [_shard(entry, index.name) for entry in listed]
         except DataError:
             raise
@@ -176,7 +176,7 @@ class MdsShard(NamedTuple):
         for algorithm, expected in self.hashes.items():
             make = _HASHES.get(algorithm)
             if make is not None and make(data).hexdigest() != expected:
-                raise DataError(f"{name} is damaged: its {algorithm} is not the one in {_INDEX}; get it again")
+                raise DataError(f"{name} is damaged: its {algorithm} is not the one in {_INDEX}; download it again")
         if self.compression is not None:
             data = _decompress(data, self.compression, self.num_bytes, name)
         head = 4 * (self.num_samples + 2)
@@ -185,7 +185,7 @@ class MdsShard(NamedTuple):
         count, *offsets = np.frombuffer(data, "<u4", self.num_samples + 2).tolist()
         rises = offsets[0] >= head and offsets[-1] == len(data) and (np.diff(offsets) >= 0).all()
         if count != self.num_samples or not rises:
-            raise DataError(f"{name} is damaged: its samples do not follow one another; get it again")
+            raise DataError(f"{name} is damaged: its samples do not follow one another; download it again")
         for begin, end in itertools.pairwise(offsets):
             if end - begin > max_record_bytes:
                 yield describe_oversize(end - begin, max_record_bytes)
@@ -329,7 +329,9 @@ def _decompress(data: bytes, compression: str, num_bytes: int, name: str) -> byt
                     # Arrow returns a buffer of the requested size whatever is decompressed into it; the part
                     # that is not filled holds stale memory. The data's real size is stored in its header.
                     if _snappy_size(data) != num_bytes:
-                        raise ValueError(f"it becomes {_snappy_size(data):,} bytes; {_INDEX} states {num_bytes:,}")
+                        raise ValueError(
+                            f"it decompresses to {_snappy_size(data):,} bytes; {_INDEX} states {num_bytes:,}"
+                        )
                     return arrow.decompress(data, num_bytes, codec="snappy", asbytes=True)
                 with arrow.input_stream(
                     arrow.BufferReader(data), {"br": "brotli"}.get(compression, compression)
@@ -361,6 +363,6 @@ def _inflate(file: gzip.GzipFile | bz2.BZ2File, num_bytes: int, name: str) -> by
 def _of_size(data: bytes, num_bytes: int, name: str) -> bytes:
     if len(data) > num_bytes:
         raise DataError(
-            f"{name} is larger than the {num_bytes:,} bytes that {_INDEX} states; get it and the index again"
+            f"{name} is larger than the {num_bytes:,} bytes that {_INDEX} states; download it and the index again"
         )
     return data

@@ -65,7 +65,7 @@ def read_footer(path: Path, name: str) -> list[list[_Chunk]]:
             fields = _struct(BinaryReader(file.read(min(length, size))), 0)
         return [[_chunk(column[3]) for column in group[1]] for group in fields.get(4, [])]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
-        raise DataError(f"{name} can't be read: its footer is damaged ({error!r}); get the file again") from None
+        raise DataError(f"{name} can't be read: its footer is damaged ({error!r}); download the file again") from None
 
 
 def _chunk(meta: dict[int, Any]) -> _Chunk:
@@ -157,7 +157,7 @@ def _page(file: Any, at: int, where: str) -> tuple[_Page, int]:
 
 def _damaged(where: str, at: int, error: object) -> DataError:
     return DataError(
-        f"{where} can't be read: the page at byte {at} is damaged ({error}); get the file again, or write it again"
+        f"{where} can't be read: the page at byte {at} is damaged ({error}); download the file again, or write it again"
     )
 
 

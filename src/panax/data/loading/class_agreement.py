@@ -47,7 +47,7 @@ def _check_tokenizers(held_out: Any, train: Any) -> None:
     )
     if mine and theirs and mine != theirs:
         raise DataError(
-            "the held-out text was made into tokens by another tokenizer than the training text: an id means another piece. "
+            "the held-out text was tokenized by another tokenizer than the training text, so its ids mean other tokens. "
             "Give the held-out text as TextData, which takes the tokenizer of the training text, or name one for both with "
             "PretrainedTokenizer(path=...)"
         )

@@ -408,7 +408,7 @@ def read_vocabularies(directory: Path, root: Path) -> dict[str, dict[str, int]]:
     read_sealed(directory / "header.json", root / VERIFIED_FOLDER)
     path = directory / "words.json"
     try:
-        found = json_reader.read(path, most_bytes=MAX_NAMES_BYTES)
+        found = json_reader.read(path, max_bytes=MAX_NAMES_BYTES)
         return {leaf: {word: i for i, word in enumerate(each)} for leaf, each in found.items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise read_error(path, error) from error

@@ -209,7 +209,7 @@ def _read(directory: Path, seen: Path) -> _Made:
     try:
         users, count = int(header["num_users"]), int(header["num_events"])
         bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
-        names = json_reader.read(directory / "names.json", most_bytes=MAX_NAMES_BYTES)
+        names = json_reader.read(directory / "names.json", max_bytes=MAX_NAMES_BYTES)
         named = tuple(map(str, names["items"])), tuple(map(str, names["users"]))
         notes = [*map(str, header["notes"])]
     except (ValueError, KeyError, TypeError) as error:

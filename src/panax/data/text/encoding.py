@@ -34,7 +34,7 @@ class DocumentEncoder(Protocol):
     """Interface of encoders.
 
     Attributes:
-        fingerprint: A hash of everything besides the tokenizer that determines ids and loss; "" for nothing.
+        fingerprint: A hash of everything except the tokenizer that determines ids and loss; "" for nothing.
         tokenizer: The tokenizer, with additions such as a chat template.
         end_of_document: The id that follows each document; None if documents end by themselves.
     """

@@ -29,7 +29,7 @@ def describe_lengths(rows: PackedRows | PaddedRows, documents: Documents, which:
             f"{rows.num_truncated_tokens:,} tokens ({rows.num_truncated_tokens / tokens:.1%}) that are never seen"
         )
     if rows.num_documents_without_loss:
-        parts.append(f"{rows.num_documents_without_loss:,} keep nothing that is trained on")
+        parts.append(f"{rows.num_documents_without_loss:,} have no target with loss left")
     return "; ".join(parts)
 
 

@@ -55,8 +55,8 @@ class DocumentCounts(NamedTuple):
 
 @runtime_checkable
 class Accounting(Protocol):
-    """A source that computes how often documents were seen from a position alone, by part; a single part is
-    named "".
+    """A source that computes, from a position alone, how often each document of each part was seen; the only part
+    of a source is named "".
     """
 
     def epochs(self, position: Position) -> Mapping[str, float]: ...

@@ -162,7 +162,7 @@ class Tokenizer:
         return made
 
     def encode_rendered(self, texts: Sequence[str]) -> list[EncodedText]:
-        """Encode texts with special tokens wherever they are spelled, and without adding any."""
+        """Encode texts, with the ids of special tokens where these are spelled out; no others are added."""
         with _panics_are_errors("texts can't be encoded"):
             encodings = self._with_special_tokens.encode_batch(list(texts), add_special_tokens=False)
         offsets = [np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings]
@@ -335,7 +335,7 @@ def _panics_are_errors(what: str) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise DataError(f"{what}: the tokenizers library fails with {error}; get the tokenizer again") from error
+        raise DataError(f"{what}: the tokenizers library fails with {error}; download the tokenizer again") from error
 
 
 def _check_ids(text: str, name: str) -> None:
@@ -371,10 +371,9 @@ def _check_added(text: str, backend: tokenizers.Tokenizer, name: str) -> None:
         actual_id = backend.token_to_id(token["content"])
         if actual_id != token["id"]:
             raise DataError(
-                f"{name} gives the added token {token['content']!r} the id {token['id']}, but the tokenizers library "
-                f"{tokenizers.__version__} gives it {actual_id}: for a model one of them is another token. Expected added "
-                f"tokens with ids that follow each other, in the file's order: number them so, with unused tokens in "
-                f"a gap"
+                f"{name} assigns the added token {token['content']!r} the id {token['id']}, but the tokenizers library "
+                f"{tokenizers.__version__} assigns {actual_id}, so a model would see another token. Added tokens need "
+                f"consecutive ids, in the file's order: renumber them, and fill gaps with unused tokens"
             )
 
 

@@ -369,7 +369,7 @@ def _read_header(path: Path, *, elsewhere: bool) -> _Header:
         if elsewhere and checksums is None:
             raise ValueError("it is of an earlier version and has no checksums")
         if checksums is not None and header.get("seal") != compute_seal(header):
-            raise ValueError("its seal does not hold")
+            raise ValueError("its checksum does not match")
     except DataError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Float, Int
@@ -12,11 +12,23 @@ from panax.core.layout.target import Target
 from panax.kernels.attention.blockwise import blockwise_attention
 from panax.kernels.attention.case import AttentionCase, cudnn_limit, cudnn_missing, mosaic_limit, triton_limit
 from panax.kernels.attention.gpu import gpu_attention
+from panax.kernels.attention.layout import choose_blocks
 from panax.kernels.attention.mask import MaskRule
+from panax.kernels.attention.operands import ScoreRule
 from panax.kernels.attention.reference import reference_attention
 from panax.kernels.attention.tpu import tpu_attention
 from panax.kernels.registry import Kernel, choose, log_choice, register
 from panax.kernels.varying_axes import vary_alike
+
+
+class AttentionOptions(NamedTuple):
+    """The arguments by which a layer's attention differs from plain causal attention, as in `attention`."""
+
+    causal: bool = True
+    window: int | None = None
+    soft_cap: float | None = None
+    scale: float | None = None
+    sinks: Float[Array, " heads"] | None = None
 
 
 def attention(
@@ -64,12 +76,8 @@ def attention(
     mask = MaskRule(causal=causal, window=window)
     case = _case(q, k, v, segments, mask, soft_cap, sinks)
     choice = log_choice(choose("attention", case, target, named=implementation), target)
-    options: dict[str, Any] = {
-        "mask": mask,
-        "soft_cap": soft_cap,
-        "scale": 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale,
-        "target": target,
-    }
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    options: dict[str, Any] = {"scores": ScoreRule(mask=mask, scale=scale, soft_cap=soft_cap), "target": target}
     if sinks is not None:
         # Kernels of users that lack the argument keep working for all other models.
         options["sinks"] = sinks
@@ -122,15 +130,29 @@ def _case(
     )
 
 
-def _cudnn(
-    q: Array, k: Array, v: Array, segments: None, *, mask: MaskRule, soft_cap: None, scale: float, target: Target
-) -> Array:
+def _cudnn(q: Array, k: Array, v: Array, segments: None, *, scores: ScoreRule, target: Target) -> Array:
     q, k, v, _ = vary_alike(q, k, v, None)
+    mask = scores.mask
     # In cuDNN's form: (left, right) distances from the query.
     reach = None if mask.window is None else (mask.window - 1, 0)
     return jax.nn.dot_product_attention(
-        q, k, v, scale=scale, is_causal=mask.causal, local_window_size=reach, implementation="cudnn"
+        q, k, v, scale=scores.scale, is_causal=mask.causal, local_window_size=reach, implementation="cudnn"
     )
+
+
+def _blockwise(
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array | None,
+    *,
+    scores: ScoreRule,
+    target: Target,
+    block_size: int | None = None,
+    **sinks: Array,
+) -> Array:
+    blocks = choose_blocks(q, k, window=scores.mask.window, target=target, block_size=block_size)
+    return blockwise_attention(q, k, v, segments, scores=scores, blocks=blocks, **sinks)
 
 
 def _whatever_the_target(run: Callable[..., Array]) -> Callable[..., Array]:
@@ -146,5 +168,5 @@ register(
 register(
     _kernel(name="pallas", run=_whatever_the_target(tpu_attention), platforms=("tpu",), rank=20, limit=mosaic_limit)
 )
-register(_kernel(name="blockwise", run=blockwise_attention, rank=10))
+register(_kernel(name="blockwise", run=_blockwise, rank=10))
 register(_kernel(name="reference", run=_whatever_the_target(reference_attention)))

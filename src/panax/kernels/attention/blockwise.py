@@ -16,7 +16,6 @@ up to 10 times slower. And a block of scores must fit in the cache: about 512 x 
 time, so there an outer loop walks the (batch, key-value head) rows.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,11 +26,9 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from panax.core.layout.target import Target
 from panax.kernels.attention.layout import (
     ScoreBlocks,
     ScoreLayout,
-    choose_blocks,
     cut_scores,
     from_key_blocks_t,
     from_query_blocks,
@@ -40,20 +37,12 @@ from panax.kernels.attention.layout import (
     segment_blocks,
 )
 from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM, MaskRule
+from panax.kernels.attention.operands import AttentionOperands, OutputGradient, ScoreRule
 from panax.kernels.attention.sinks import add_sinks, sink_gradient
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.product import MatmulCase, choose_timed
 from panax.kernels.registry import Kernel, log_choice, register
 from panax.kernels.varying_axes import vary_alike, vary_like
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scores:
-    """Computation at each (query, key) pair: all static properties of attention except the blocks."""
-
-    mask: MaskRule
-    scale: float
-    soft_cap: float | None
 
 
 class AttentionPasses(NamedTuple):
@@ -82,28 +71,15 @@ def blockwise_attention(
     v: Float[Array, "batch key_seq kv_heads head_dim"],
     segments: Int[Array, "batch seq"] | None,
     *,
-    mask: MaskRule,
-    soft_cap: float | None,
-    scale: float,
-    target: Target,
+    scores: ScoreRule,
+    blocks: ScoreBlocks,
     sinks: Float[Array, " heads"] | None = None,
-    block_size: int | None = None,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
-    """Compute exact attention; stores (q, k, v, out, logsumexp) for its backward pass. Arguments as in
+    """Compute exact attention; stores (q, k, v, out, logsumexp) for its backward pass. Arrays as in
     `attention`."""
-    blocks = choose_blocks(
-        target=target,
-        batch=q.shape[0],
-        kv_heads=k.shape[2],
-        group=q.shape[2] // k.shape[2],
-        query_seq=q.shape[1],
-        key_seq=k.shape[1],
-        window=mask.window,
-        block_size=block_size,
-    )
     q, k, v, segments = vary_alike(q, k, v, segments)
     sinks = None if sinks is None else vary_like(sinks, q)
-    return _attention(q, k, v, segments, sinks, Scores(mask=mask, scale=scale, soft_cap=soft_cap), blocks)
+    return _attention(q, k, v, segments, sinks, scores, blocks)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -113,7 +89,7 @@ def _attention(
     v: Array,
     segments: Array | None,
     sinks: Array | None,
-    scores: Scores,
+    scores: ScoreRule,
     blocks: ScoreBlocks,
 ) -> Array:
     return _attention_forward(q, k, v, segments, sinks, scores, blocks)[0]
@@ -121,7 +97,8 @@ def _attention(
 
 def _attention_forward(q, k, v, segments, sinks, scores, blocks):
     wide = None if sinks is None else accumulation_dtype(q.dtype)
-    out, logsumexp = flash_forward(q, k, v, segments, segments, scores=scores, blocks=blocks, result_dtype=wide)
+    operands = AttentionOperands(q, k, v, segments, segments)
+    out, logsumexp = flash_forward(operands, scores=scores, blocks=blocks, result_dtype=wide)
     out, logsumexp = add_sinks(out, logsumexp, sinks)
     out = out.astype(q.dtype)
     return out, (q, k, v, segments, sinks, out, logsumexp)
@@ -129,8 +106,8 @@ def _attention_forward(q, k, v, segments, sinks, scores, blocks):
 
 def _attention_backward(scores, blocks, saved, d_out):
     q, k, v, segments, sinks, out, logsumexp = saved
-    delta = output_delta(out, d_out)
-    gradients = flash_backward(q, k, v, segments, segments, logsumexp, delta, d_out, scores=scores, blocks=blocks)
+    operands, delta = AttentionOperands(q, k, v, segments, segments), output_delta(out, d_out)
+    gradients = flash_backward(operands, OutputGradient(logsumexp, delta, d_out), scores=scores, blocks=blocks)
     return *gradients, None, sink_gradient(sinks, logsumexp, delta)
 
 
@@ -147,13 +124,9 @@ def output_delta(
 
 
 def flash_forward(
-    q: Float[Array, "batch query_seq heads head_dim"],
-    k: Float[Array, "batch key_seq kv_heads head_dim"],
-    v: Float[Array, "batch key_seq kv_heads head_dim"],
-    query_segments: Int[Array, "batch query_seq"] | None,
-    key_segments: Int[Array, "batch key_seq"] | None,
+    operands: AttentionOperands,
     *,
-    scores: Scores,
+    scores: ScoreRule,
     blocks: ScoreBlocks,
     result_dtype: DTypeLike | None = None,
 ) -> tuple[Float[Array, "batch query_seq heads head_dim"], Float[Array, "batch query_seq heads"]]:
@@ -166,20 +139,21 @@ def flash_forward(
         result_dtype: Dtype of the output; by default that of q. Use float32 for a piece that will be combined
             with others.
     """
+    q, k, v = operands[:3]
     run = partial_kernel(blocks, q, k, v).run.forward
-    return run(
-        q, k, v, query_segments, key_segments, scores=scores, blocks=blocks, result_dtype=result_dtype or q.dtype
-    )
+    return run(operands, scores=scores, blocks=blocks, result_dtype=result_dtype or q.dtype)
 
 
-def _forward(q, k, v, query_segments, key_segments, *, scores: Scores, blocks: ScoreBlocks, result_dtype: DTypeLike):
+def _forward(operands: AttentionOperands, *, scores: ScoreRule, blocks: ScoreBlocks, result_dtype: DTypeLike):
     """Compute `flash_forward` by a scan over pairs of blocks."""
+    q, k = operands[:2]
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
     wide = accumulation_dtype(q.dtype)
     product = functools.partial(jnp.einsum, "nab,nbc->nac", preferred_element_type=wide)
 
-    def attend(q, k, v, query_segments, key_segments):
+    def attend(operands):
+        q, k, v, query_segments, key_segments = operands
         queries, keys_t, values = query_blocks(q, cut), key_blocks(k, cut, transpose=True), key_blocks(v, cut)
         query_segment = segment_blocks(query_segments, cut.query_blocks, blocks.query, cut)
         key_segment = segment_blocks(key_segments, cut.key_blocks, blocks.key, cut)
@@ -213,48 +187,48 @@ def _forward(q, k, v, query_segments, key_segments, *, scores: Scores, blocks: S
         return from_query_blocks(out, cut), from_query_blocks(logsumexp[..., None], cut)[..., 0]
 
     outputs = (jnp.zeros(q.shape, result_dtype), jnp.zeros(q.shape[:-1], wide))
-    out, logsumexp = _over_rows(attend, (q, k, v, query_segments, key_segments), outputs, cut)
+    out, logsumexp = _over_rows(attend, operands, outputs, cut)
     return out, logsumexp
 
 
 def flash_backward(
-    q: Float[Array, "batch query_seq heads head_dim"],
-    k: Float[Array, "batch key_seq kv_heads head_dim"],
-    v: Float[Array, "batch key_seq kv_heads head_dim"],
-    query_segments: Int[Array, "batch query_seq"] | None,
-    key_segments: Int[Array, "batch key_seq"] | None,
-    logsumexp: Float[Array, "batch query_seq heads"],
-    delta: Float[Array, "batch query_seq heads"],
-    d_out: Float[Array, "batch query_seq heads head_dim"],
+    operands: AttentionOperands,
+    output: OutputGradient,
     *,
-    scores: Scores,
+    scores: ScoreRule,
     blocks: ScoreBlocks,
     result_dtype: DTypeLike | None = None,
 ) -> tuple[Array, Array, Array]:
     """Compute the cotangents of q, k and v in one pass over the block pairs.
 
     Args:
-        logsumexp: From `flash_forward`, or of the whole sequence if these are the keys of one piece of it.
-        delta: From `output_delta`, similarly of the whole output.
+        output: Its logsumexp from `flash_forward`, or of the whole sequence if these are the keys of one piece of it;
+            its delta similarly of the whole output.
         result_dtype: Dtype of the cotangents; by default those of q, k and v. Use float32 for a piece that
             will be added to others.
     """
-    run = partial_kernel(blocks, q, k, v, d_out).run.backward
-    arrays = (q, k, v, query_segments, key_segments, logsumexp, delta, d_out)
-    return run(*arrays, scores=scores, blocks=blocks, result_dtype=result_dtype or q.dtype)
+    q, k, v = operands[:3]
+    run = partial_kernel(blocks, q, k, v, output.d_out).run.backward
+    return run(operands, output, scores=scores, blocks=blocks, result_dtype=result_dtype or q.dtype)
 
 
 def _backward(
-    q, k, v, query_segments, key_segments, logsumexp, delta, d_out, *,
-    scores: Scores, blocks: ScoreBlocks, result_dtype: DTypeLike,
-):  # fmt: skip
+    operands: AttentionOperands,
+    output: OutputGradient,
+    *,
+    scores: ScoreRule,
+    blocks: ScoreBlocks,
+    result_dtype: DTypeLike,
+):
     """Compute `flash_backward` by a scan over pairs of blocks."""
+    q, k, v, query_segments, key_segments = operands
     cut = cut_scores(q, k, blocks)
     pairs = scores.mask.block_pairs(cut.q, cut.k, blocks.query, blocks.key)
     wide = accumulation_dtype(q.dtype)
     product = functools.partial(jnp.einsum, "nab,nbc->nac", preferred_element_type=wide)
 
-    def attend(q, k, v, d_out, logsumexp, delta, query_segments, key_segments):
+    def attend(arrays):
+        q, k, v, d_out, logsumexp, delta, query_segments, key_segments = arrays
         queries, queries_t = query_blocks(q, cut), query_blocks(q, cut, transpose=True)
         keys, keys_t, values_t = key_blocks(k, cut), key_blocks(k, cut, transpose=True), key_blocks(v, cut, True)
         d_outs, d_outs_t = query_blocks(d_out, cut), query_blocks(d_out, cut, transpose=True)
@@ -284,13 +258,13 @@ def _backward(
         d_q, d_k, d_v = (part.astype(result_dtype) for part in _walk(step, start, pairs))
         return from_query_blocks(d_q, cut), from_key_blocks_t(d_k, cut), from_key_blocks_t(d_v, cut)
 
-    arrays = (q, k, v, d_out, logsumexp, delta, query_segments, key_segments)
+    arrays = (q, k, v, output.d_out, output.logsumexp, output.delta, query_segments, key_segments)
     outputs = tuple(jnp.zeros(x.shape, result_dtype) for x in (q, k, v))
     d_q, d_k, d_v = _over_rows(attend, arrays, outputs, cut)
     return d_q, d_k, d_v
 
 
-def _score(raw: Array, scores: Scores) -> tuple[Array, Array | float]:
+def _score(raw: Array, scores: ScoreRule) -> tuple[Array, Array | float]:
     """Return the scaled and capped score, and its derivative with respect to the raw score."""
     if scores.soft_cap is None:
         return raw * scores.scale, scores.scale
@@ -341,7 +315,7 @@ def _over_rows(
     blocks = cut.blocks
     starts = [(i, j) for i in range(0, cut.b, blocks.batch) for j in range(0, cut.g, blocks.kv_heads)]
     if len(starts) == 1:
-        return attend(*arrays)
+        return attend(arrays)
 
     def heads_at(x: Array, head: Array) -> tuple[Array | int, int]:
         """Return the index of the chunk's first head in `x`, which has query heads or key-value heads, and
@@ -358,7 +332,7 @@ def _over_rows(
                 x = x if x.ndim == 2 else lax.dynamic_slice_in_dim(x, *heads_at(x, head), axis=2)
             chunk.append(x)
         filled = []
-        for output, part in zip(outputs, attend(*chunk)):
+        for output, part in zip(outputs, attend(chunk)):
             at = (row, 0, heads_at(output, head)[0], *(0 for _ in output.shape[3:]))
             filled.append(lax.dynamic_update_slice(output, part, at))
         return tuple(filled), None

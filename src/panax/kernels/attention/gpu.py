@@ -29,7 +29,8 @@ from jaxtyping import Array, Float, Int
 
 from panax.kernels.attention.blockwise import output_delta
 from panax.kernels.attention.bounds import block_bounds, pad_to, round_up
-from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM, MaskRule
+from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM
+from panax.kernels.attention.operands import AttentionOperands, OutputGradient, ScoreRule
 from panax.kernels.attention.sinks import add_sinks, sink_gradient
 from panax.kernels.varying_axes import output_struct, vary_alike, vary_like
 
@@ -38,35 +39,37 @@ _LOG2_E = math.log2(math.e)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionTiles:
-    """Sizes of the blocks that one program holds in registers and shared memory; powers of two, at least
-    16."""
+class GpuLaunch:
+    """How the kernels are launched: the sizes of the blocks that one program holds in registers and shared memory,
+    powers of two of at least 16, and its warps.
+
+    Attributes:
+        interpret: Run the kernels as ordinary JAX operations on any backend, slowly.
+    """
 
     query: int
     key: int
     backward_query: int
     backward_key: int
     num_warps: int
+    interpret: bool = False
 
     @staticmethod
-    def for_head_dim(head_dim: int, item_bytes: int) -> "AttentionTiles":
-        """Return tiles that fit the shared memory of an A100 and of newer GPUs."""
+    def for_head_dim(head_dim: int, item_bytes: int) -> "GpuLaunch":
+        """Return blocks that fit the shared memory of an A100 and of newer GPUs."""
         if head_dim > 128 or (item_bytes == 4 and head_dim > 64):
-            return AttentionTiles(query=64, key=32, backward_query=32, backward_key=32, num_warps=4)
+            return GpuLaunch(query=64, key=32, backward_query=32, backward_key=32, num_warps=4)
         if head_dim > 64 or item_bytes == 4:
-            return AttentionTiles(query=128, key=64, backward_query=64, backward_key=32, num_warps=8)
-        return AttentionTiles(query=128, key=64, backward_query=64, backward_key=64, num_warps=4)
+            return GpuLaunch(query=128, key=64, backward_query=64, backward_key=32, num_warps=8)
+        return GpuLaunch(query=128, key=64, backward_query=64, backward_key=64, num_warps=4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Options:
-    mask: MaskRule
-    soft_cap: float | None
-    scale: float
-    tiles: AttentionTiles
+    scores: ScoreRule
+    launch: GpuLaunch
     query_seq: int  # before padding
     key_seq: int
-    interpret: bool
 
 
 def gpu_attention(
@@ -75,34 +78,23 @@ def gpu_attention(
     v: Float[Array, "batch key_seq kv_heads head_dim"],
     segments: Int[Array, "batch seq"] | None,
     *,
-    mask: MaskRule,
-    soft_cap: float | None,
-    scale: float,
+    scores: ScoreRule,
     sinks: Float[Array, " heads"] | None = None,
-    tiles: AttentionTiles | None = None,
-    interpret: bool = False,
+    launch: GpuLaunch | None = None,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
-    """Compute exact attention by Triton kernels. Arguments as in `attention`; lengths and head_dim are padded
-    to whole tiles.
+    """Compute exact attention by Triton kernels. Arrays as in `attention`; lengths and head_dim are padded
+    to whole blocks.
 
     Args:
-        interpret: Run the kernels as ordinary JAX operations on any backend, slowly.
+        launch: By default `GpuLaunch.for_head_dim`.
     """
     (query_seq, _, head_dim), key_seq = q.shape[1:], k.shape[1]
-    tiles = tiles or AttentionTiles.for_head_dim(head_dim, q.dtype.itemsize)
-    options = _Options(
-        mask=mask,
-        soft_cap=soft_cap,
-        scale=scale,
-        tiles=tiles,
-        query_seq=query_seq,
-        key_seq=key_seq,
-        interpret=interpret,
-    )
+    launch = launch or GpuLaunch.for_head_dim(head_dim, q.dtype.itemsize)
+    options = _Options(scores=scores, launch=launch, query_seq=query_seq, key_seq=key_seq)
     q, k, v, segments = vary_alike(q, k, v, segments)
     sinks = None if sinks is None else vary_like(sinks, q)
-    query_length = round_up(query_seq, max(tiles.query, tiles.backward_query))
-    key_length = round_up(key_seq, max(tiles.key, tiles.backward_key))
+    query_length = round_up(query_seq, max(launch.query, launch.backward_query))
+    key_length = round_up(key_seq, max(launch.key, launch.backward_key))
     width = max(16, pl.next_power_of_2(head_dim))
     query_segments = None if segments is None else pad_to(segments.astype(jnp.int32), {1: query_length})
     key_segments = None if segments is None else pad_to(segments.astype(jnp.int32), {1: key_length})
@@ -119,7 +111,7 @@ def _attention(q, k, v, query_segments, key_segments, sinks, options):
 
 def _forward_saving(q, k, v, query_segments, key_segments, sinks, options):
     out_dtype = q.dtype if sinks is None else jnp.float32
-    out, logsumexp = _forward(q, k, v, query_segments, key_segments, options, out_dtype)
+    out, logsumexp = _forward(AttentionOperands(q, k, v, query_segments, key_segments), options, out_dtype)
     if sinks is not None:
         # Heads last, and natural logarithms, as `add_sinks` has them.
         out, natural = add_sinks(out, logsumexp.swapaxes(1, 2) / _LOG2_E, sinks)
@@ -130,28 +122,22 @@ def _forward_saving(q, k, v, query_segments, key_segments, sinks, options):
 def _backward(options, saved, d_out):
     q, k, v, query_segments, key_segments, sinks, out, logsumexp = saved
     delta = output_delta(out, d_out).swapaxes(1, 2)
-    arrays = (q, k, v, query_segments, key_segments, logsumexp, delta, d_out, options)
-    d_k, d_v = _gradients_of_keys(*arrays)
+    operands = AttentionOperands(q, k, v, query_segments, key_segments)
+    output = OutputGradient(logsumexp, delta, d_out)
+    d_k, d_v = _gradients_of_keys(operands, output, options)
     d_sinks = sink_gradient(sinks, logsumexp.swapaxes(1, 2) / _LOG2_E, delta.swapaxes(1, 2))
-    return _gradient_of_queries(*arrays), d_k, d_v, None, None, d_sinks
+    return _gradient_of_queries(operands, output, options), d_k, d_v, None, None, d_sinks
 
 
 _attention.defvjp(_forward_saving, _backward)
 
 
-def _forward(
-    q: Array,
-    k: Array,
-    v: Array,
-    query_segments: Array | None,
-    key_segments: Array | None,
-    options: _Options,
-    out_dtype: DTypeLike,
-):
+def _forward(operands: AttentionOperands, options: _Options, out_dtype: DTypeLike):
+    q, k, v, query_segments, key_segments = operands
     batch, query_seq, heads, width = q.shape
-    key_seq, group, tiles = k.shape[1], heads // k.shape[2], options.tiles
+    key_seq, group, tiles = k.shape[1], heads // k.shape[2], options.launch
     blocks = query_seq // tiles.query
-    bounds = _bounds(q, k, query_segments, key_segments, options, (tiles.query, tiles.key))
+    bounds = _bounds(operands, options, (tiles.query, tiles.key))
 
     def kernel(q_ref, k_ref, v_ref, bounds_ref, query_segment_ref, key_segment_ref, out_ref, logsumexp_ref):
         i = _heaviest_first(blocks)
@@ -162,7 +148,7 @@ def _forward(
         def body(j, carry):
             total, highest, out = carry
             keys = pl.ds(j * tiles.key, tiles.key)
-            score, _ = _scores(queries, k_ref[keys, :], query, j, tiles.key, query_segment, key_segment_ref, options)
+            score, _ = _scores(queries, k_ref[keys, :], query, j, query_segment, key_segment_ref, options)
             highest_now = jnp.maximum(highest, score.max(axis=1))
             weight = jnp.exp2(score - highest_now[:, None])
             shrink = jnp.exp2(highest - highest_now)
@@ -200,17 +186,18 @@ def _forward(
         ],
         out_shape=[output_struct(q.shape, out_dtype, q), output_struct((batch, heads, query_seq), jnp.float32, q)],
         compiler_params=plt.CompilerParams(num_warps=tiles.num_warps, num_stages=2),
-        interpret=options.interpret,
+        interpret=options.launch.interpret,
         name="panax_attention_forward",
     )(q, k, v, bounds, query_segments, key_segments)
 
 
-def _gradient_of_queries(q, k, v, query_segments, key_segments, logsumexp, delta, d_out, options: _Options) -> Array:
+def _gradient_of_queries(operands: AttentionOperands, output: OutputGradient, options: _Options) -> Array:
+    q, k, v, query_segments, key_segments = operands
     batch, query_seq, heads, width = q.shape
-    key_seq, group, tiles = k.shape[1], heads // k.shape[2], options.tiles
+    key_seq, group, tiles = k.shape[1], heads // k.shape[2], options.launch
     size_q, size_k = tiles.backward_query, tiles.backward_key
     blocks = query_seq // size_q
-    bounds = _bounds(q, k, query_segments, key_segments, options, (size_q, size_k))
+    bounds = _bounds(operands, options, (size_q, size_k))
 
     def kernel(q_ref, k_ref, v_ref, bounds_ref, query_segment_ref, key_segment_ref, sum_ref, delta_ref, do_ref, dq_ref):
         query = _heaviest_first(blocks) * size_q + jnp.arange(size_q)
@@ -219,7 +206,7 @@ def _gradient_of_queries(q, k, v, query_segments, key_segments, logsumexp, delta
 
         def body(j, d_queries):
             keys = k_ref[pl.ds(j * size_k, size_k), :]
-            score, slope = _scores(queries, keys, query, j, size_k, query_segment, key_segment_ref, options)
+            score, slope = _scores(queries, keys, query, j, query_segment, key_segment_ref, options)
             weight = jnp.exp2(score - logsumexp[:, None])
             d_weight = _product(d_out, v_ref[pl.ds(j * size_k, size_k), :].T)
             d_raw = weight * (d_weight - delta[:, None]) * slope
@@ -249,17 +236,18 @@ def _gradient_of_queries(q, k, v, query_segments, key_segments, logsumexp, delta
         out_specs=query_spec,
         out_shape=output_struct(q.shape, q.dtype, q),
         compiler_params=plt.CompilerParams(num_warps=4, num_stages=2),
-        interpret=options.interpret,
+        interpret=options.launch.interpret,
         name="panax_attention_gradient_of_queries",
-    )(q, k, v, bounds, query_segments, key_segments, logsumexp, delta, d_out)
+    )(q, k, v, bounds, query_segments, key_segments, *output)
 
 
-def _gradients_of_keys(q, k, v, query_segments, key_segments, logsumexp, delta, d_out, options: _Options):
+def _gradients_of_keys(operands: AttentionOperands, output: OutputGradient, options: _Options):
+    q, k, v, query_segments, key_segments = operands
     batch, query_seq, heads, width = q.shape
-    key_seq, kv_heads, tiles = k.shape[1], k.shape[2], options.tiles
+    key_seq, kv_heads, tiles = k.shape[1], k.shape[2], options.launch
     group, size_q, size_k = heads // kv_heads, tiles.backward_query, tiles.backward_key
     blocks = key_seq // size_k
-    bounds = _bounds(q, k, query_segments, key_segments, options, (size_q, size_k), of_keys=True)
+    bounds = _bounds(operands, options, (size_q, size_k), of_keys=True)
 
     def kernel(
         q_ref, k_ref, v_ref, bounds_ref, query_segment_ref, key_segment_ref, sum_ref, delta_ref, do_ref, dk_ref, dv_ref
@@ -274,7 +262,7 @@ def _gradients_of_keys(q, k, v, query_segments, key_segments, logsumexp, delta, 
                 query = i * size_q + jnp.arange(size_q)
                 queries, d_out = q_ref[rows, r, :], do_ref[rows, r, :]
                 query_segment = None if query_segment_ref is None else query_segment_ref[rows]
-                score, slope = _scores(queries, keys, query, j, size_k, query_segment, key_segment_ref, options)
+                score, slope = _scores(queries, keys, query, j, query_segment, key_segment_ref, options)
                 weight = jnp.exp2(score - sum_ref[r, rows][:, None])
                 d_values += _product(weight.astype(d_out.dtype).T, d_out)
                 d_weight = _product(d_out, values.T)
@@ -308,24 +296,24 @@ def _gradients_of_keys(q, k, v, query_segments, key_segments, logsumexp, delta, 
         out_specs=[key_spec, key_spec],
         out_shape=[output_struct(k.shape, k.dtype, k), output_struct(v.shape, v.dtype, v)],
         compiler_params=plt.CompilerParams(num_warps=4, num_stages=2),
-        interpret=options.interpret,
+        interpret=options.launch.interpret,
         name="panax_attention_gradients_of_keys",
-    )(q, k, v, bounds, query_segments, key_segments, logsumexp, delta, d_out)
+    )(q, k, v, bounds, query_segments, key_segments, *output)
 
 
-def _scores(queries, keys, query, j, key_block: int, query_segment, key_segment_ref, options: _Options):
+def _scores(queries, keys, query, j, query_segment, key_segment_ref, options: _Options):
     """Compute masked scores of one tile for base-2 exponentials, and the derivative of the natural ones with
     respect to the raw score."""
-    raw = _product(queries, keys.T)
-    if options.soft_cap is None:
-        score, slope = raw * (options.scale * _LOG2_E), options.scale
+    raw, scores, key_block = _product(queries, keys.T), options.scores, keys.shape[0]
+    if scores.soft_cap is None:
+        score, slope = raw * (scores.scale * _LOG2_E), scores.scale
     else:
-        bounded = jnp.tanh(raw * (options.scale / options.soft_cap))
-        score, slope = bounded * (options.soft_cap * _LOG2_E), options.scale * (1.0 - bounded * bounded)
+        bounded = jnp.tanh(raw * (scores.scale / scores.soft_cap))
+        score, slope = bounded * (scores.soft_cap * _LOG2_E), scores.scale * (1.0 - bounded * bounded)
     key = j * key_block + jnp.arange(key_block)
     visible = (key < options.key_seq)[None, :]
-    if not options.mask.is_full:
-        visible = visible & options.mask.allows(query[:, None], key[None, :])
+    if not scores.mask.is_full:
+        visible = visible & scores.mask.allows(query[:, None], key[None, :])
     if query_segment is not None:
         key_segment = key_segment_ref[pl.ds(j * key_block, key_block)]
         visible = visible & (query_segment[:, None] == key_segment[None, :]) & (query_segment != 0)[:, None]
@@ -347,8 +335,9 @@ def _heaviest_first(blocks: int):
     return _heavy_index(blocks, pl.program_id(0))
 
 
-def _bounds(q, k, query_segments, key_segments, options: _Options, sizes: tuple[int, int], *, of_keys: bool = False):
+def _bounds(operands: AttentionOperands, options: _Options, sizes: tuple[int, int], *, of_keys: bool = False):
     """Compute `block_bounds` of every sequence of the batch."""
+    q, k, _, query_segments, key_segments = operands
     real, padded = (options.query_seq, options.key_seq), (q.shape[1], k.shape[1])
-    bounds = block_bounds(query_segments, key_segments, options.mask, real, padded, sizes, of_keys=of_keys)
+    bounds = block_bounds(query_segments, key_segments, options.scores.mask, real, padded, sizes, of_keys=of_keys)
     return vary_like(jnp.broadcast_to(bounds, (q.shape[0], *bounds.shape[1:])), q)

@@ -8,7 +8,7 @@ import dataclasses
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from panax.core.layout.target import Target
 
@@ -52,22 +52,23 @@ class ScoreLayout(NamedTuple):
 
 
 def choose_blocks(
+    q: Float[Array, "batch query_seq heads head_dim"],
+    k: Float[Array, "batch key_seq kv_heads head_dim"],
     *,
-    target: Target,
-    batch: int,
-    kv_heads: int,
-    group: int,
-    query_seq: int,
-    key_seq: int,
     window: int | None,
-    block_size: int | None,
+    target: Target,
+    block_size: int | None = None,
 ) -> ScoreBlocks:
     """Choose blocks for a target: of the size of its cache if that is faster, else all rows at once.
 
     Args:
-        group: Query heads per key-value head; they share a block, so a block holds fewer queries of each.
+        q: Only its shape is read, like that of k.
         block_size: Queries and keys per block, instead of the automatic choice.
     """
+    batch, query_seq, heads, _ = q.shape
+    key_seq, kv_heads = k.shape[1:3]
+    # Query heads of a key-value head share a block, so a block holds fewer queries of each.
+    group = heads // kv_heads
     if block_size is not None:
         if block_size < 1:
             raise ValueError(f"block_size={block_size} must be at least 1")
@@ -91,13 +92,13 @@ def _largest_divisor(number: int, at_most: int) -> int:
     return max(n for n in range(1, number + 1) if number % n == 0 and n <= at_most)
 
 
-def _even_block(length: int, most: int) -> int:
-    """Divide `length` into the fewest blocks of at most `most`, of equal size: little padding at any
+def _even_block(length: int, max_block: int) -> int:
+    """Divide `length` into the fewest blocks of at most `max_block`, of equal size: little padding at any
     length."""
-    if length <= most:
+    if length <= max_block:
         return length
-    block = -(-length // -(-length // most))
-    return min(most, -(-block // 16) * 16)
+    block = -(-length // -(-length // max_block))
+    return min(max_block, -(-block // 16) * 16)
 
 
 def cut_scores(q: Array, k: Array, blocks: ScoreBlocks) -> ScoreLayout:

@@ -27,7 +27,8 @@ from jaxtyping import Array, Float, Int
 
 from panax.kernels.attention.blockwise import output_delta
 from panax.kernels.attention.bounds import block_bounds, pad_to, round_up
-from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM, MaskRule
+from panax.kernels.attention.mask import MASKED, MIN_MAXIMUM
+from panax.kernels.attention.operands import AttentionOperands, OutputGradient, ScoreRule
 from panax.kernels.attention.sinks import add_sinks, sink_gradient
 from panax.kernels.varying_axes import output_struct, vary_alike, vary_like
 
@@ -36,10 +37,24 @@ _PARALLEL_BUT_LAST = pltpu.CompilerParams(dimension_semantics=("parallel", "para
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuLaunch:
+    """How the kernels are launched.
+
+    Attributes:
+        block: Maximum number of queries and keys per block; a multiple of 128.
+        interpret: Run the kernels as ordinary JAX operations on any backend, slowly.
+    """
+
+    block: int = 512
+    interpret: bool = False
+
+
+_DEFAULT_LAUNCH = TpuLaunch()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Options:
-    mask: MaskRule
-    soft_cap: float | None
-    scale: float
+    scores: ScoreRule
     query_block: int
     key_block: int
     query_seq: int  # before padding
@@ -53,30 +68,20 @@ def tpu_attention(
     v: Float[Array, "batch key_seq kv_heads head_dim"],
     segments: Int[Array, "batch seq"] | None,
     *,
-    mask: MaskRule,
-    soft_cap: float | None,
-    scale: float,
+    scores: ScoreRule,
     sinks: Float[Array, " heads"] | None = None,
-    block: int = 512,
-    interpret: bool = False,
+    launch: TpuLaunch = _DEFAULT_LAUNCH,
 ) -> Float[Array, "batch query_seq heads head_dim"]:
-    """Compute exact attention by Mosaic kernels. Arguments as in `attention`; lengths are padded to whole
-    blocks.
-
-    Args:
-        block: Maximum number of queries and keys per block; a multiple of 128.
-        interpret: Run the kernels as ordinary JAX operations on any backend, slowly.
-    """
+    """Compute exact attention by Mosaic kernels. Arrays as in `attention`; lengths are padded to whole
+    blocks."""
     query_seq, key_seq = q.shape[1], k.shape[1]
     options = _Options(
-        mask=mask,
-        soft_cap=soft_cap,
-        scale=scale,
-        query_block=min(block, round_up(query_seq, _LANES)),
-        key_block=min(block, round_up(key_seq, _LANES)),
+        scores=scores,
+        query_block=min(launch.block, round_up(query_seq, _LANES)),
+        key_block=min(launch.block, round_up(key_seq, _LANES)),
         query_seq=query_seq,
         key_seq=key_seq,
-        interpret=interpret,
+        interpret=launch.interpret,
     )
     q, k, v, segments = vary_alike(q, k, v, segments)
     sinks = None if sinks is None else vary_like(sinks, q)
@@ -99,7 +104,7 @@ def _attention(q, k, v, query_segments, key_segments, sinks, options):
 
 def _forward_saving(q, k, v, query_segments, key_segments, sinks, options):
     out_dtype = q.dtype if sinks is None else jnp.float32
-    out, logsumexp = _forward(q, k, v, query_segments, key_segments, options, out_dtype)
+    out, logsumexp = _forward(AttentionOperands(q, k, v, query_segments, key_segments), options, out_dtype)
     if sinks is not None:
         # Heads last, as `add_sinks` has them.
         wide, sums = add_sinks(out.swapaxes(1, 2), logsumexp[:, :, 0].swapaxes(1, 2), sinks)
@@ -110,24 +115,18 @@ def _forward_saving(q, k, v, query_segments, key_segments, sinks, options):
 def _backward(options, saved, d_out):
     q, k, v, query_segments, key_segments, sinks, out, logsumexp = saved
     delta = output_delta(out, d_out)[:, :, None, :]
-    arrays = (q, k, v, query_segments, key_segments, logsumexp, delta, d_out, options)
-    d_k, d_v = _gradients_of_keys(*arrays)
+    operands = AttentionOperands(q, k, v, query_segments, key_segments)
+    output = OutputGradient(logsumexp, delta, d_out)
+    d_k, d_v = _gradients_of_keys(operands, output, options)
     d_sinks = sink_gradient(sinks, logsumexp[:, :, 0].swapaxes(1, 2), delta[:, :, 0].swapaxes(1, 2))
-    return _gradient_of_queries(*arrays), d_k, d_v, None, None, d_sinks
+    return _gradient_of_queries(operands, output, options), d_k, d_v, None, None, d_sinks
 
 
 _attention.defvjp(_forward_saving, _backward)
 
 
-def _forward(
-    q: Array,
-    k: Array,
-    v: Array,
-    query_segments: Array | None,
-    key_segments: Array | None,
-    options: _Options,
-    out_dtype: DTypeLike,
-):
+def _forward(operands: AttentionOperands, options: _Options, out_dtype: DTypeLike):
+    q, k, query_segments = operands.q, operands.k, operands.query_segments
     batch, heads, query_seq, width = q.shape
     query_block = options.query_block
 
@@ -177,10 +176,11 @@ def _forward(
         compiler_params=_PARALLEL_BUT_LAST,
         interpret=options.interpret,
         name="panax_attention_forward",
-    )(_bounds(q, k, query_segments, key_segments, options), q, k, v, query_segments, key_segments)
+    )(_bounds(operands, options), *operands)
 
 
-def _gradient_of_queries(q, k, v, query_segments, key_segments, logsumexp, delta, d_out, options: _Options) -> Array:
+def _gradient_of_queries(operands: AttentionOperands, output: OutputGradient, options: _Options) -> Array:
+    q, k, query_segments = operands.q, operands.k, operands.query_segments
     batch, heads, query_seq, width = q.shape
 
     def kernel(bounds, q_ref, k_ref, v_ref, q_segment, k_segment, sum_ref, delta_ref, do_ref, dq_ref, acc_ref):
@@ -217,20 +217,11 @@ def _gradient_of_queries(q, k, v, query_segments, key_segments, logsumexp, delta
         compiler_params=_PARALLEL_BUT_LAST,
         interpret=options.interpret,
         name="panax_attention_gradient_of_queries",
-    )(
-        _bounds(q, k, query_segments, key_segments, options),
-        q,
-        k,
-        v,
-        query_segments,
-        key_segments,
-        logsumexp,
-        delta,
-        d_out,
-    )
+    )(_bounds(operands, options), *operands, *output)
 
 
-def _gradients_of_keys(q, k, v, query_segments, key_segments, logsumexp, delta, d_out, options: _Options):
+def _gradients_of_keys(operands: AttentionOperands, output: OutputGradient, options: _Options):
+    q, k, v, query_segments, _ = operands
     batch, heads, query_seq, width = q.shape
     kv_heads, key_seq = k.shape[1:3]
     group, query_blocks = heads // kv_heads, query_seq // options.query_block
@@ -285,7 +276,7 @@ def _gradients_of_keys(q, k, v, query_segments, key_segments, logsumexp, delta, 
             ),
             pl.BlockSpec((None, options.key_block, 1), lambda b, g, j, step, bounds: (b, j, 0)),
         ]
-    bounds = _bounds(q, k, query_segments, key_segments, options, of_keys=True)
+    bounds = _bounds(operands, options, of_keys=True)
     return pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -299,7 +290,7 @@ def _gradients_of_keys(q, k, v, query_segments, key_segments, logsumexp, delta, 
         compiler_params=_PARALLEL_BUT_LAST,
         interpret=options.interpret,
         name="panax_attention_gradients_of_keys",
-    )(bounds, q, k, v, query_segments, key_segments, logsumexp, delta, d_out)
+    )(bounds, *operands, *output)
 
 
 def _specs(q: Array, k: Array, query_segments: Array | None, options: _Options):
@@ -330,17 +321,17 @@ def _held(index, bounds, b, row):
 def _scores(queries, keys, i, j, query_segment_ref, key_segment_ref, options: _Options):
     """Compute masked scores of one tile, [keys, queries], and their derivative with respect to the raw
     score."""
-    raw = _product(keys, queries, 1, 1)
-    if options.soft_cap is None:
-        score, slope = raw * options.scale, options.scale
+    raw, scores = _product(keys, queries, 1, 1), options.scores
+    if scores.soft_cap is None:
+        score, slope = raw * scores.scale, scores.scale
     else:
-        bounded = jnp.tanh(raw * (options.scale / options.soft_cap))
-        score, slope = bounded * options.soft_cap, options.scale * (1.0 - bounded * bounded)
+        bounded = jnp.tanh(raw * (scores.scale / scores.soft_cap))
+        score, slope = bounded * scores.soft_cap, scores.scale * (1.0 - bounded * bounded)
     query = i * options.query_block + lax.broadcasted_iota(jnp.int32, raw.shape, 1)
     key = j * options.key_block + lax.broadcasted_iota(jnp.int32, raw.shape, 0)
     visible = key < options.key_seq
-    if not options.mask.is_full:
-        visible = visible & options.mask.allows(query, key)
+    if not scores.mask.is_full:
+        visible = visible & scores.mask.allows(query, key)
     if query_segment_ref is not None:
         query_segment, key_segment = query_segment_ref[...], key_segment_ref[...]
         visible = visible & (query_segment == key_segment) & (query_segment != 0)
@@ -353,13 +344,14 @@ def _product(left, right, left_dim: int, right_dim: int):
     return lax.dot_general(left, right, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _bounds(q: Array, k: Array, query_segments, key_segments, options: _Options, *, of_keys: bool = False):
+def _bounds(operands: AttentionOperands, options: _Options, *, of_keys: bool = False):
     """Compute `block_bounds` of every sequence of the batch."""
+    q, k, _, query_segments, key_segments = operands
     real, padded = (options.query_seq, options.key_seq), (q.shape[2], k.shape[2])
     bounds = block_bounds(
         None if query_segments is None else query_segments[:, 0, :],
         None if key_segments is None else key_segments[:, :, 0],
-        options.mask,
+        options.scores.mask,
         real,
         padded,
         (options.query_block, options.key_block),

@@ -1,6 +1,6 @@
 """Flash attention on CPU by `csrc/attention.c`: kernels for "partial attention".
 
-XLA's compilation of `attention_blockwise.py` copies queries, keys and values into the layout of its matmuls,
+XLA's compilation of `attention/blockwise.py` copies queries, keys and values into the layout of its matmuls,
 and processes blocks operation by operation. The C file multiplies directly from [batch, seq, heads,
 head_dim], one block of a head at a time, and the block stays in the cache of its core.
 """
@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from panax.kernels.attention.blockwise import AttentionPasses, Scores
+from panax.kernels.attention.blockwise import AttentionPasses
 from panax.kernels.attention.layout import ScoreBlocks
+from panax.kernels.attention.operands import AttentionOperands, OutputGradient, ScoreRule
 from panax.kernels.cpu.native import KERNELS, call_native
 from panax.kernels.cpu.products import native_limit
 from panax.kernels.registry import Kernel, register
@@ -23,52 +24,43 @@ from panax.kernels.registry import Kernel, register
 
 def native_forward(
     name: str,
-    q: Float[Array, "batch query_seq heads head_dim"],
-    k: Float[Array, "batch key_seq kv_heads head_dim"],
-    v: Float[Array, "batch key_seq kv_heads head_dim"],
-    query_segments: Int[Array, "batch query_seq"] | None,
-    key_segments: Int[Array, "batch key_seq"] | None,
+    operands: AttentionOperands,
     *,
-    scores: Scores,
+    scores: ScoreRule,
     blocks: ScoreBlocks,
     result_dtype: DTypeLike,
 ) -> tuple[Float[Array, "batch query_seq heads head_dim"], Float[Array, "batch query_seq heads"]]:
     """Compute the output and the logarithm of each query's softmax sum, like `flash_forward`."""
+    q = operands.q
     results = (jax.ShapeDtypeStruct(q.shape, result_dtype), jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32))
     call = call_native("panax_attention_forward", results)
-    out, logsumexp = call(q, k, v, *_both(query_segments, key_segments), **_attributes(name, scores, blocks))
+    out, logsumexp = call(*operands[:3], *_segments(operands), **_attributes(name, scores, blocks))
     return out, logsumexp
 
 
 def native_backward(
     name: str,
-    q: Float[Array, "batch query_seq heads head_dim"],
-    k: Float[Array, "batch key_seq kv_heads head_dim"],
-    v: Float[Array, "batch key_seq kv_heads head_dim"],
-    query_segments: Int[Array, "batch query_seq"] | None,
-    key_segments: Int[Array, "batch key_seq"] | None,
-    logsumexp: Float[Array, "batch query_seq heads"],
-    delta: Float[Array, "batch query_seq heads"],
-    d_out: Float[Array, "batch query_seq heads head_dim"],
+    operands: AttentionOperands,
+    output: OutputGradient,
     *,
-    scores: Scores,
+    scores: ScoreRule,
     blocks: ScoreBlocks,
     result_dtype: DTypeLike,
 ) -> tuple[Array, Array, Array]:
     """Compute the cotangents of q, k and v, like `flash_backward`."""
-    call = call_native(
-        "panax_attention_backward", tuple(jax.ShapeDtypeStruct(x.shape, result_dtype) for x in (q, k, v))
-    )
-    arrays = (q, k, v, d_out, logsumexp, delta, *_both(query_segments, key_segments))
+    results = tuple(jax.ShapeDtypeStruct(x.shape, result_dtype) for x in (operands.q, operands.k, operands.v))
+    call = call_native("panax_attention_backward", results)
+    arrays = (*operands[:3], output.d_out, output.logsumexp, output.delta, *_segments(operands))
     d_q, d_k, d_v = call(*arrays, **_attributes(name, scores, blocks))
     return d_q, d_k, d_v
 
 
-def _both(query: Array | None, key: Array | None) -> tuple[Array, ...]:
+def _segments(operands: AttentionOperands) -> tuple[Array, ...]:
+    query, key = operands.query_segments, operands.key_segments
     return () if query is None or key is None else (query, key)
 
 
-def _attributes(name: str, scores: Scores, blocks: ScoreBlocks) -> dict[str, Any]:
+def _attributes(name: str, scores: ScoreRule, blocks: ScoreBlocks) -> dict[str, Any]:
     # 0 stands for no window and no cap: both are positive if given.
     integer_attributes = {
         "query_block": blocks.query,

@@ -57,6 +57,23 @@ from panax.kernels.precision import accumulation_dtype
 from panax.kernels.varying_axes import vary_alike, vary_like
 
 
+class DeltaInputs(NamedTuple):
+    """Inputs of the rule over rows.
+
+    Attributes:
+        q: Queries, scaled by the caller; adjacent value heads share a key head's.
+        k: Keys of length at most 1; longer ones make the state diverge.
+        log_decay: Logarithm of the decay at each position, at most 0; float32.
+        beta: Share by which a position corrects the state, between 0 and 1; float32.
+    """
+
+    q: Float[Array, "batch seq key_heads key_dim"]
+    k: Float[Array, "batch seq key_heads key_dim"]
+    v: Float[Array, "batch seq heads value_dim"]
+    log_decay: Float[Array, "batch seq heads"]
+    beta: Float[Array, "batch seq heads"]
+
+
 class DeltaResult(NamedTuple):
     """Result of the delta rule over rows.
 
@@ -87,11 +104,7 @@ def default_chunk(target: Target) -> int:
 
 
 def delta_rule(
-    q: Float[Array, "batch seq key_heads key_dim"],
-    k: Float[Array, "batch seq key_heads key_dim"],
-    v: Float[Array, "batch seq heads value_dim"],
-    log_decay: Float[Array, "batch seq heads"],
-    beta: Float[Array, "batch seq heads"],
+    inputs: DeltaInputs,
     *,
     state: Float[Array, "batch heads key_dim value_dim"] | None = None,
     segments: Int[Array, "batch seq"] | None = None,
@@ -101,10 +114,6 @@ def delta_rule(
     """Compute the rule over rows of any length, in float32; differentiable by everything but the segments.
 
     Args:
-        q: Queries, scaled by the caller; adjacent value heads share a key head's.
-        k: Keys of length at most 1; longer ones make the state diverge.
-        log_decay: Logarithm of the decay at each position, at most 0; float32.
-        beta: Share by which a position corrects the state, between 0 and 1; float32.
         state: State before the first position, of the same document as that position; None: zero.
         segments: Document id of each position; 0 is padding.
         chunk: Positions in a chunk; by default `default_chunk(target)`.
@@ -113,8 +122,8 @@ def delta_rule(
         ValueError: The heads are not a multiple of the key heads, or the chunk is below 1.
     """
     chunk = default_chunk(target) if chunk is None else chunk
-    _check(k.shape[2], v.shape[2], chunk)
-    y, after = _walk(_Operands(q, k, v, log_decay, beta), state, segments, chunk, outputs=True)
+    _check(inputs.k.shape[2], inputs.v.shape[2], chunk)
+    y, after = _walk(_Operands(*inputs), state, segments, chunk, outputs=True)
     assert y is not None
     return DeltaResult(y, after)
 
@@ -129,7 +138,7 @@ def delta_rule_map(
     target: Target,
     chunk: int | None = None,
 ) -> StateMap:
-    """Compute how rows change a state, without any output; arguments as in `delta_rule`.
+    """Compute how rows change a state, without any output; arguments as in `DeltaInputs` and `delta_rule`.
 
     Maps of adjacent parts compose, so that parts of a row are computed on several devices.
     """

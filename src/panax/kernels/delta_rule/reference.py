@@ -4,16 +4,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from panax.kernels.delta_rule.delta_rule import DeltaResult
+from panax.kernels.delta_rule.delta_rule import DeltaInputs, DeltaResult
 from panax.kernels.precision import accumulation_dtype
 
 
 def reference_delta_rule(
-    q: Float[Array, "batch seq key_heads key_dim"],
-    k: Float[Array, "batch seq key_heads key_dim"],
-    v: Float[Array, "batch seq heads value_dim"],
-    log_decay: Float[Array, "batch seq heads"],
-    beta: Float[Array, "batch seq heads"],
+    inputs: DeltaInputs,
     *,
     state: Float[Array, "batch heads key_dim value_dim"] | None = None,
     segments: Int[Array, "batch seq"] | None = None,
@@ -22,6 +18,7 @@ def reference_delta_rule(
 
     Source: Gated Delta Networks (arXiv:2412.06464), equation 10.
     """
+    q, k, v, log_decay, beta = inputs
     batch, seq, heads, value_dim = v.shape
     each = heads // k.shape[2]
     wide = accumulation_dtype(v.dtype)

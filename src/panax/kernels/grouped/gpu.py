@@ -6,7 +6,7 @@ group of each tile. Programs of unused tiles return immediately. Each block of t
 program, without atomic additions, so results are deterministic.
 
 Compiled ahead of time for the H100 and interpreted on the CPU; not yet timed on a GPU: the block sizes are
-those that Triton's own matmul is tuned to there. See `attention_gpu` on jax 0.12's deprecation of such
+those that Triton's own matmul is tuned to there. See `kernels.attention.gpu` on jax 0.12's deprecation of such
 kernels.
 """
 

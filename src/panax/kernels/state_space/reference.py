@@ -6,15 +6,11 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from panax.kernels.precision import accumulation_dtype
-from panax.kernels.state_space.state_space import ScanResult
+from panax.kernels.state_space.state_space import ScanInputs, ScanResult
 
 
 def reference_state_space_scan(
-    x: Float[Array, "batch seq heads head_dim"],
-    dt: Float[Array, "batch seq heads"],
-    a: Float[Array, " heads"],
-    b: Float[Array, "batch seq groups state"],
-    c: Float[Array, "batch seq groups state"],
+    inputs: ScanInputs,
     *,
     state: Float[Array, "batch heads head_dim state"] | None = None,
     segments: Int[Array, "batch seq"] | None = None,
@@ -23,6 +19,7 @@ def reference_state_space_scan(
 
     Source: Transformers are SSMs (arXiv:2405.21060), equation 2 with the discretization of Mamba-2.
     """
+    x, dt, a, b, c = inputs
     batch, seq, heads, head_dim = x.shape
     each = heads // b.shape[2]
     wide = accumulation_dtype(x.dtype)

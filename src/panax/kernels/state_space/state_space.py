@@ -40,6 +40,22 @@ from panax.kernels.precision import accumulation_dtype
 from panax.kernels.varying_axes import vary_alike, vary_like
 
 
+class ScanInputs(NamedTuple):
+    """Inputs of a scan over rows, by the letters of the recurrence.
+
+    Attributes:
+        dt: Step size, positive; float32.
+        a: Decay rate, negative; float32.
+        b: Vectors written to the state; c reads it. Adjacent heads share a group.
+    """
+
+    x: Float[Array, "batch seq heads head_dim"]
+    dt: Float[Array, "batch seq heads"]
+    a: Float[Array, " heads"]
+    b: Float[Array, "batch seq groups state"]
+    c: Float[Array, "batch seq groups state"]
+
+
 class ScanResult(NamedTuple):
     """Result of a scan over rows.
 
@@ -61,11 +77,7 @@ def default_chunk(target: Target) -> int:
 
 
 def state_space_scan(
-    x: Float[Array, "batch seq heads head_dim"],
-    dt: Float[Array, "batch seq heads"],
-    a: Float[Array, " heads"],
-    b: Float[Array, "batch seq groups state"],
-    c: Float[Array, "batch seq groups state"],
+    inputs: ScanInputs,
     *,
     state: Float[Array, "batch heads head_dim state"] | None = None,
     segments: Int[Array, "batch seq"] | None = None,
@@ -77,9 +89,6 @@ def state_space_scan(
     Matmuls are computed in the dtype of x, and summed in float32; decays and states are float32.
 
     Args:
-        dt: Step size, positive; float32.
-        a: Decay rate, negative; float32.
-        b: Vectors written to the state; c reads it. Adjacent heads share a group.
         state: State before the first position, of the same document as that position; None: zero.
         segments: Document id of each position; 0 is padding.
         chunk: Positions in a chunk; by default `default_chunk(target)`.
@@ -87,14 +96,14 @@ def state_space_scan(
     Raises:
         ValueError: The heads are not a multiple of the groups, or the chunk is below 1.
     """
-    batch, seq, heads, head_dim = x.shape
-    groups, width = b.shape[2:]
+    batch, seq, heads, head_dim = inputs.x.shape
+    groups, width = inputs.b.shape[2:]
     if heads % groups:
         raise ValueError(f"{heads=} must be a multiple of {groups=}: adjacent heads share a group's b and c")
     chunk = default_chunk(target) if chunk is None else chunk
     if chunk < 1:
         raise ValueError(f"{chunk=} must be at least 1")
-    x, dt, a, b, c, state, segments = vary_alike(x, dt, a, b, c, state, segments)
+    x, dt, a, b, c, state, segments = vary_alike(*inputs, state, segments)
     wide = accumulation_dtype(x.dtype)
     rows = _Rows.of(dt.astype(wide), a.astype(wide), segments)
     grouped = (batch, groups, heads // groups)
@@ -142,7 +151,7 @@ def initial_state_output(
     """Compute the contribution of a state before the first position to the output of a scan that began with
     zeros; float32.
 
-    Arguments as in `state_space_scan`.
+    Arguments as in `ScanInputs` and `state_space_scan`.
     """
     batch, heads, head_dim, width = state.shape
     groups = c.shape[2]

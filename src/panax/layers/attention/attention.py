@@ -16,9 +16,10 @@ from ...core import (
     normal,
     parameter,
 )
-from ...core.layout.layout import axis_size, current_layout
+from ...core.layout.layout import axis_size, current_layout, row_order
 from ...core.layout.requirements import AllToAllRequirement
-from ...kernels.attention.attention import attention
+from ...kernels.attention.attention import AttentionOptions, attention
+from ...parallel.context import ContextAxis
 from ...parallel.context_choice import ContextAttention, context_attention
 from ...spmd import add_bias, contract, contract_gathered, gather, psum_both
 from ..norm import Norm
@@ -42,7 +43,7 @@ all heads together."""
 
 
 class HeadNorm(NamedTuple):
-    """A norm of queries and keys, of which each head has a scale of its own."""
+    """A norm of queries and keys with a separate scale for each head."""
 
     kind: Literal["rms", "layer"]
     epsilon: float
@@ -104,18 +105,7 @@ class Attention(Module):
         """
         q, k, v, gate = self._project(x, position)
         k, v = local_shared_heads(q.shape[2], k, v)
-        attended = attend(
-            q,
-            k,
-            v,
-            segment,
-            over_devices,
-            causal=self.causal,
-            window=self.window,
-            soft_cap=self.soft_cap,
-            scale=self.scale,
-            sinks=self._sinks(),
-        )
+        attended = attend(q, k, v, segment, over_devices, self._options())
         return self._output(checkpoint_name(attended, "attention"), gate)
 
     @property
@@ -145,8 +135,7 @@ class Attention(Module):
             jax.lax.dynamic_update_slice(cache.k, k.astype(cache.k.dtype), at),
             jax.lax.dynamic_update_slice(cache.v, v.astype(cache.v.dtype), at),
         )
-        scores = CachedScores(self.window, self.soft_cap, self.scale, self._sinks())
-        return self._output(_attend_to_cache(q, cache, start, scores), gate), cache
+        return self._output(_attend_to_cache(q, cache, start, self._options()), gate), cache
 
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
         of_gate = ("batch seq embed, embed heads head_dim -> batch seq heads head_dim", self.w_gate)
@@ -181,8 +170,9 @@ class Attention(Module):
             )
         return q, k
 
-    def _sinks(self) -> jax.Array | None:
-        return None if self.sinks is None else gather(self.sinks, "heads", jnp.float32)
+    def _options(self) -> AttentionOptions:
+        sinks = None if self.sinks is None else gather(self.sinks, "heads", jnp.float32)
+        return AttentionOptions(self.causal, self.window, self.soft_cap, self.scale, sinks)
 
     def _output(self, attended: jax.Array, gate: jax.Array | None) -> jax.Array:
         if gate is not None:
@@ -229,26 +219,13 @@ def attend(
     v: Float[Array, "batch seq kv_heads head_dim"],
     segment: Int[Array, "batch seq"] | None,
     over_devices: ContextAttention,
-    *,
-    causal: bool = True,
-    window: int | None,
-    soft_cap: float | None,
-    scale: float | None,
-    sinks: Float[Array, " heads"] | None = None,
+    options: AttentionOptions,
 ) -> Float[Array, "batch seq heads head_dim"]:
     """Run the attention kernel on this device's heads, over whole rows."""
-    options: dict[str, Any] = {
-        "causal": causal,
-        "window": window,
-        "soft_cap": soft_cap,
-        "scale": scale,
-        "sinks": sinks,
-        "target": current_target(),
-    }
     size = axis_size(CONTEXT)
     if size == 1:
-        return attention(q, k, v, segments=segment, **options)
-    return context_attention(q, k, v, segment, over_devices, axis_name=CONTEXT, axis_size=size, **options)
+        return attention(q, k, v, segments=segment, target=current_target(), **options._asdict())
+    return context_attention(q, k, v, segment, over_devices, options, axis=ContextAxis(CONTEXT, size, row_order()))
 
 
 def ulysses_requirement(heads: int) -> AllToAllRequirement:
@@ -270,16 +247,7 @@ def mean_attended_positions(length: int, causal: bool, window: int | None) -> fl
     return (width * (width + 1) / 2 + (length - width) * width) / length
 
 
-class CachedScores(NamedTuple):
-    """Options of attention to a cache, as in `attention`."""
-
-    window: int | None
-    soft_cap: float | None
-    scale: float | None
-    sinks: Float[Array, " heads"] | None = None
-
-
-def _attend_to_cache(q: jax.Array, cache: Cache, start: jax.Array, options: CachedScores) -> jax.Array:
+def _attend_to_cache(q: jax.Array, cache: Cache, start: jax.Array, options: AttentionOptions) -> jax.Array:
     """Compute plain attention of a few queries to all cached keys, a matrix-vector product bound by reading
     the cache."""
     batch, seq, heads, head_dim = q.shape

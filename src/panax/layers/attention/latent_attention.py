@@ -19,6 +19,7 @@ from ...core import Module, normal, parameter
 from ...core.errors import RecipeError
 from ...core.layout.requirements import AllToAllRequirement
 from ...core.validation import Validated
+from ...kernels.attention.attention import AttentionOptions
 from ...parallel.context_choice import ContextAttention
 from ...spmd import all_gather_sequence, contract, gather
 from ..norm import Norm
@@ -169,7 +170,8 @@ class LatentAttention(Module):
         k = jnp.concatenate([k, k_rotated], axis=-1)
         # The kernels require values of the keys' width.
         v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, k.shape[-1] - v.shape[-1])))
-        out = attend(q, k, v, segment, over_devices, window=self.window, soft_cap=self.soft_cap, scale=self.scale)
+        options = AttentionOptions(window=self.window, soft_cap=self.soft_cap, scale=self.scale)
+        out = attend(q, k, v, segment, over_devices, options)
         return self._output(checkpoint_name(out[..., : self.latent.value_dim], "attention"))
 
     @property

@@ -42,8 +42,8 @@ class _Interpolation(Validated):
 
     factor: float
 
-    most_positions: ClassVar[int | None] = None
-    """The longest row that it is for; None for any."""
+    max_positions: ClassVar[int | None] = None
+    """The longest row that it supports; None for any."""
 
     @abc.abstractmethod
     def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
@@ -264,8 +264,8 @@ class LongScaling(Validated):
         return frequency / np.asarray(self.short if self.use == "short" else self.long, np.float32)
 
     @property
-    def most_positions(self) -> int | None:
-        """The longest row that it is for; None for any."""
+    def max_positions(self) -> int | None:
+        """The longest row that it supports; None for any."""
         return self.original_length if self.use == "short" else None
 
     @property

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from ...core import Module, constant, current_layout, current_target, normal, parameter
 from ...core.layout.layout import MeshAxes, axis_size
 from ...kernels.causal_convolution import causal_convolution
-from ...kernels.delta_rule.delta_rule import delta_rule
+from ...kernels.delta_rule.delta_rule import DeltaInputs, delta_rule
 from ...parallel.delta_passing import delta_rule_over_devices
 from ...spmd import (
     ValueState,
@@ -161,7 +161,8 @@ class DeltaNet(Module):
         projected = self._project(x)
         before = [old.astype(new.dtype) for old, new in zip(cache[:3], projected.inputs)]
         q, k, v = self._convolved(projected.inputs, before, None, None)
-        y, state = delta_rule(q, k, v, projected.log_decay, projected.beta, state=cache.state, target=current_target())
+        inputs = DeltaInputs(q, k, v, projected.log_decay, projected.beta)
+        y, state = delta_rule(inputs, state=cache.state, target=current_target())
         tail = self.conv_q.shape[-1] - 1
         tails = last_inputs(cache[:3], projected.inputs, tail)
         return self._output(y, projected.gate), DeltaNetCache(tails[0], tails[1], tails[2], state)
@@ -215,12 +216,13 @@ def _recurred(q: jax.Array, k: jax.Array, v: jax.Array, projected: _Projected, s
     q, k = local_shared_heads(v.shape[2], q, k, heads="delta_heads", shared="delta_key_heads")
     # Heads are local here: sums over a device's heads are not partial terms of a global sum.
     parts = dict.fromkeys(_head_axes(), ValueState.SPLIT)
-    q, k, v, log_decay, beta = assert_cotangent_sharding((q, k, v, projected.log_decay, projected.beta), parts, dim=2)
+    inputs = DeltaInputs(q, k, v, projected.log_decay, projected.beta)
+    inputs = assert_cotangent_sharding(inputs, parts, dim=2)
     size, target = axis_size(CONTEXT), current_target()
     if size > 1:
-        y = delta_rule_over_devices(q, k, v, log_decay, beta, segment, axis_name=CONTEXT, axis_size=size, target=target)
+        y = delta_rule_over_devices(inputs, segment, axis_name=CONTEXT, axis_size=size, target=target)
     else:
-        y = delta_rule(q, k, v, log_decay, beta, segments=segment, target=target).y
+        y = delta_rule(inputs, segments=segment, target=target).y
     return assert_sharding(y, parts, dim=2)
 
 

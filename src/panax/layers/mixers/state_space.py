@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from ...core import Module, constant, current_layout, current_target, normal, parameter
 from ...core.layout.layout import MeshAxes, axis_size
 from ...kernels.causal_convolution import causal_convolution
-from ...kernels.state_space.state_space import state_space_scan
+from ...kernels.state_space.state_space import ScanInputs, state_space_scan
 from ...parallel.state_passing import scan_over_devices
 from ...spmd import (
     ValueState,
@@ -162,7 +162,7 @@ class StateSpace(Module):
         z, dt, inputs = self._project(x)
         before = [old.astype(new.dtype) for old, new in zip(cache[:3], inputs)]
         x, b, c = self._convolved(inputs, before, None, None)
-        scan = state_space_scan(x, dt, self._rates(), b, c, state=cache.state, target=current_target())
+        scan = state_space_scan(ScanInputs(x, dt, self._rates(), b, c), state=cache.state, target=current_target())
         tail = self.conv_x.shape[-1] - 1
         tails = last_inputs(cache[:3], inputs, tail)
         return self._output(scan.y, x, z), StateSpaceCache(tails[0], tails[1], tails[2], scan.state)
@@ -234,11 +234,11 @@ def _scanned(
     parts = dict.fromkeys(_head_axes(), ValueState.SPLIT)
     x, dt, b, c = assert_cotangent_sharding((x, dt, b, c), parts, dim=2)
     a = assert_cotangent_sharding(a, parts)
-    size, target = axis_size(CONTEXT), current_target()
+    inputs, size, target = ScanInputs(x, dt, a, b, c), axis_size(CONTEXT), current_target()
     if size > 1:
-        y = scan_over_devices(x, dt, a, b, c, segment, axis_name=CONTEXT, axis_size=size, target=target)
+        y = scan_over_devices(inputs, segment, axis_name=CONTEXT, axis_size=size, target=target)
     else:
-        y = state_space_scan(x, dt, a, b, c, segments=segment, target=target).y
+        y = state_space_scan(inputs, segments=segment, target=target).y
     return assert_sharding(y, parts, dim=2)
 
 

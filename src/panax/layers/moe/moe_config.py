@@ -157,7 +157,7 @@ class MoE(Validated):
         return self.choice == "expert"
 
     def is_mixture(self, layer: int) -> bool:
-        """Return whether a decoder's layer is a mixture instead of dense.
+        """Return True if a decoder's layer is a mixture instead of dense.
 
         >>> [MoE(every=2, first_dense=1).is_mixture(layer) for layer in range(6)]
         [False, True, False, True, False, True]

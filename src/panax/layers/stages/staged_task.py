@@ -115,7 +115,7 @@ class StagedTask(Task):
 
     @abc.abstractmethod
     def targets(self, batch: Batch) -> Mapping[str, Array]:
-        """Return the targets for `measured`: leaves with one value per item, including the item's weight,
+        """Return the targets for `compute_metrics`: leaves with one value per item, including the item's weight,
         which is 0 for padding."""
 
     @abc.abstractmethod
@@ -134,7 +134,7 @@ class StagedTask(Task):
         padding.
 
         Raises:
-            RecipeError: The task defines `reported`, but not `count`.
+            RecipeError: The task defines `layer_metrics`, but not `count_tokens`.
         """
         if type(self).layer_metrics is not StagedTask.layer_metrics:
             raise RecipeError(

@@ -204,7 +204,7 @@ class TablesConfig(Validated):
         for each in self.growing:
             if each.vocabulary not in vocabularies:
                 raise RecipeError(
-                    f"the table {each.vocabulary!r} grows, and its vocabulary is not here; pass the model state of the training"
+                    f"the table {each.vocabulary!r} grows, but its vocabulary is missing; pass the model state of the training"
                 )
             vocabulary = ShardVocabulary(
                 **{name: jnp.asarray(leaf) for name, leaf in vocabularies[each.vocabulary].items()}

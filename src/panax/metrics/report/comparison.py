@@ -93,7 +93,7 @@ def _bars(all_figures: Sequence[RunFigures]) -> tuple[Block, ...]:
     if lacking:
         blocks.append(Paragraph(f"Without a bar, since goodput.jsonl is missing: {', '.join(lacking)}.", faint=True))
     timelines = tuple(life for life in lives if life is not None)
-    blocks.append(Fold("When: each run from its begin to its end", (Strips(timelines, legend),)))
+    blocks.append(Fold("When: each run from its start to its end", (Strips(timelines, legend),)))
     return tuple(blocks)
 
 

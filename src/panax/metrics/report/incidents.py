@@ -84,7 +84,7 @@ def list_incidents(run: RunFiles) -> list[RunIncident]:
 
 
 def _found_slow(one: Facts) -> RunIncident:
-    """Convert a finding on a host or link that was slow, or well again: nothing failed, and no work was
+    """Convert a finding on a host or link that became slow, or recovered: nothing failed, and no work was
     lost."""
     step = number(one, "step")
     return RunIncident(

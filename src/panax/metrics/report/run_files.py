@@ -49,9 +49,9 @@ class RunFiles:
         energy: (joules, their source); None if the devices don't report energy.
         job, status: The supervisor's files; empty if the run was not launched by one.
         incidents: Incidents recorded by the supervisor, oldest first.
-        findings: Hosts and links found to be slow, or well again.
+        findings: Hosts and links found to be slow, or recovered.
         rollbacks: Returns of the run to an earlier step, oldest first.
-        alive: True if the run continues.
+        alive: True if the run is in progress.
         unread: Number of unreadable lines of each file that has any.
     """
 
@@ -172,8 +172,8 @@ def mapping(facts: Facts, name: str) -> Facts:
 
 
 def _alive(path: Path, curves: Mapping[str, Curve], life: Life | None, facts: Facts, status: Facts) -> bool:
-    """Return True if a run continues, by its lock; by its supervisor; if the lock may be another host's, by
-    its files' age."""
+    """Return True if a run is in progress, judging by its lock, by its supervisor or, if the lock may be held on
+    another host, by the age of its files."""
     if _held(path / LOCK_FILE):
         return True
     written = number(status, "at") or 0.0

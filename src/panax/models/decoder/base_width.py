@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BaseWidth(Validated):
     """Widths of a muP base model that otherwise equals the trained decoder; 0 keeps the decoder's. See
-    `train.width`.
+    `train.mup`.
 
     >>> from panax.models import DecoderConfig
     >>> BaseWidth(embed=64, heads=2, ffn=256).of(DecoderConfig(embed=256, heads=8, ffn=1024)).embed

@@ -260,7 +260,7 @@ class DecoderConfig(Validated):
                 )
             require(
                 None not in (self.rotaries or (self.rotary,)),
-                "model.rotary=None; latent attention has a rotated part, set a Rotary",
+                "model.rotary=None; latent attention needs rotary positions, so set a Rotary",
             )
         require(
             not self.rotaries or self.rotary == Rotary(),
@@ -270,7 +270,7 @@ class DecoderConfig(Validated):
             if rotary is not None:
                 for sizes in self.layer_heads:
                     rotary.check(sizes.head_dim if self.latent is None else self.latent.rope_dim)
-                limit = None if rotary.scaling is None else rotary.scaling.most_positions
+                limit = None if rotary.scaling is None else rotary.scaling.max_positions
                 require(
                     limit is None or self.max_length <= limit,
                     f"model.max_length={self.max_length}, and rotary.scaling is for rows of at most {limit}; shorten it, or "

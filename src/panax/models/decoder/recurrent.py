@@ -23,7 +23,7 @@ FEED_FORWARD_SETTINGS = ("gated", "activation", "feed_forward_bias", "feed_forwa
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(DecoderConfig, abc.ABC):
-    """A decoder of which some layers have a recurrent mixer, and the others attention.
+    """A decoder in which some layers have a recurrent mixer and the others attention.
 
     It has no learned positions: the recurrence is ordered, and attention is rotary or relies on the recurrence.
 

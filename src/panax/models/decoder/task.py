@@ -45,7 +45,7 @@ class DecoderTask(Validated, StagedTask):
             vocabulary.
         metrics: Additional evaluation metrics, by name; see `TokenMetric`.
         base: Widths of the narrower model on which the learning rate was tuned. Learning rates, weight decay
-            and initial values of the wider weights then follow muP (`train.width`), and the run logs them
+            and initial values of the wider weights then follow muP (`train.mup`), and the run logs them
             when it starts.
         pipeline: The pipeline schedule of a mesh with a stage axis.
         context_attention: How sequences sharded over the context axis attend: with a ring of keys and values,

@@ -69,7 +69,7 @@ class TextEmbedderTask(HeadedTask):
     def vectors(
         self, params: HeadedDecoder, items: Float[Array, "texts residual embed"], weights: Float[Array, "texts seq"]
     ) -> Float[Array, "texts embed"]:
-        """Return the vectors of texts, not yet of length 1, in float32."""
+        """Return the embeddings of texts, in float32, before they are normalized."""
         return pool(params.decoder.final_norm(items), weights)
 
     def compute_metrics(

@@ -1,4 +1,4 @@
-"""`HeadedTask`: a decoder without its output head, of which the hidden states are pooled into one vector for each text."""
+"""`HeadedTask`: a decoder without its output head, with hidden states that are pooled into one vector for each text."""
 
 import abc
 import dataclasses

@@ -31,9 +31,11 @@ from ..leaf_names import LEAF_ALIASES
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceTask(Validated, StagedTask):
-    """Train on batches with `items`, int32 (batch, seq), -1 behind the last, `targets`, what followed each, and maybe `times`,
-    when each event was, and `target_times`, when each target was: HSTU attends by the time between an event and
-    the target, or the query's own event if targets' times are not given.
+    """Next-item prediction on sequences of items.
+
+    A batch has int32 (batch, seq) leaves: `items`, padded with -1 after the last; `targets`, the item that followed each;
+    and optionally `times` and `target_times`, the times of events and targets. HSTU attends by the time between an event
+    and the target, or the query's event if there are no `target_times`.
 
     The model is a decoder whose tokens are items: with attention a SASRec (arXiv:1808.09781), with `HstuConfig` an HSTU.
     Evaluations rank each row's last target among all items: `hit_rate@k`, which is the recall, `ndcg@k` and `mrr`.

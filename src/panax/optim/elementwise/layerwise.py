@@ -45,7 +45,7 @@ class _Layerwise(ShardedOptimizer):
             )
 
     def uses_trust_ratio(self, axes: Axes) -> bool:
-        """Return whether updates of a parameter with these logical axes are scaled by a trust ratio."""
+        """Return True if updates of a parameter with these logical axes are scaled by a trust ratio."""
         return (self.vectors or uses_weight_decay(axes)) and not any(axis in self.excluded for axis in axes)
 
 

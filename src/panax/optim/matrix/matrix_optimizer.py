@@ -52,7 +52,7 @@ class MatrixOptimizer(ShardedOptimizer):
             )
 
     def is_matrix(self, axes: Axes) -> bool:
-        """Return whether a parameter with these logical axes is updated as a matrix."""
+        """Return True if a parameter with these logical axes is updated as a matrix."""
         return matrix_dims(axes) is not None and not any(axis in self.excluded for axis in axes)
 
     def state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
@@ -74,13 +74,13 @@ class MatrixOptimizer(ShardedOptimizer):
         return adamw_step(inputs, self.b1, self.b2, self.epsilon)
 
     def matrix_state_specs(self, parameter: Parameter) -> dict[str, StateSpec]:
-        """Return the state specs of a parameter that is updated as a matrix, as `keeps` does."""
+        """Return the state specs of a parameter that is updated as a matrix, as `state_specs` does."""
         raise NotImplementedError
 
     def update_matrices(
         self, shards: Mapping[str, ParameterShard], inputs: Mapping[str, UpdateInputs]
     ) -> dict[str, tuple[jax.Array, dict[str, jax.Array]]]:
-        """Compute the updates of the matrix parameters in `shards`, as `steps` does; `inputs` also holds the
+        """Compute the updates of the matrix parameters in `shards`, as `step_all` does; `inputs` also holds the
         other parameters."""
         raise NotImplementedError
 

@@ -2,7 +2,7 @@
 
 Blocks must be the same on every mesh, so that a run resumes bitwise on another one, and no block may span two
 devices, since its scale would have to be communicated. A block therefore has 256 elements in a shape that
-sharding does not split (`core.boxes`).
+sharding does not split (`core.layout.quant_blocks`).
 """
 
 import math
@@ -72,8 +72,8 @@ def check_blocks(name: str, kept: Any, axes: Axes) -> None:
     for dim, (ours, theirs) in enumerate(zip(codes, scales)):
         if ours != theirs:
             raise RecipeError(
-                f'optimizer.moments="int8": {name} is stored split over {"·".join(ours)} along '
+                f'optimizer.moments="int8": {name} is sharded over {"·".join(ours)} along '
                 f"{axes[dim]}={kept.shape[dim]}, which "
-                f"would split its blocks of {kept.block[dim]} there; split it over fewer devices, or set optimizer.moments to "
+                f"would split its blocks of {kept.block[dim]} there; shard it over fewer devices, or set optimizer.moments to "
                 f'"bfloat16"'
             )

@@ -3,7 +3,7 @@ what depends on other shards.
 
 Like the gradients, the update is part of the step's manual program (decision 0005): nothing is left to a
 partitioner, and an optimizer's collectives appear in the trace, where they are counted. A new optimizer is a
-dataclass that declares the state of a parameter (`keeps`) and the update of one parameter (`step`).
+dataclass that declares the state of a parameter (`state_specs`) and the update of one parameter (`step`).
 """
 
 import abc
@@ -152,7 +152,7 @@ class ShardedOptimizer(Optimizer):
         return None
 
     def renewal_due(self, number: int) -> bool:
-        """Return whether `renewed` runs after step `number`, counted from 1; by default never."""
+        """Return True if `renew` runs after step `number`, counted from 1; by default never."""
         return False
 
     @property
@@ -324,7 +324,7 @@ class ShardedOptimizer(Optimizer):
         return shard_map_over_params(local, (read, replicated, replicated), (places, kept))(arrays, rate, count)
 
     def _rounds(self, dtype: Any) -> bool:
-        """Return whether parameters of this dtype are rounded stochastically."""
+        """Return True if parameters of this dtype are rounded stochastically."""
         return self.rounding == "stochastic" and dtype == jnp.bfloat16
 
     def _zeros(self, kept: StateSpec) -> Any:

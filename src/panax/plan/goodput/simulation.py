@@ -154,7 +154,7 @@ def _check_place(output: str | Path | None) -> None:
         )
     if not place.parent.is_dir():
         raise DataError(
-            f"can't write the page to {place}: there is no folder {place.parent}; make it, or name another file"
+            f"can't write the page to {place}: there is no folder {place.parent}; create it, or choose another file"
         )
 
 

@@ -89,8 +89,8 @@ class StageTimes(Validated):
             )
         if self.restart_per_doubling and not self.measured_devices:
             raise RecipeError(
-                f"restart_per_doubling={self.restart_per_doubling:g} needs measured_devices: on how many devices restart was "
-                "measured; set --measured-devices"
+                f"restart_per_doubling={self.restart_per_doubling:g} needs measured_devices, the number of devices on which "
+                "restart was measured; set --measured-devices"
             )
 
     @property

@@ -14,11 +14,12 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from ...kernels import AttentionCase, Kernel, attention
-from ...kernels.attention.blockwise import blockwise_attention
+from ...kernels.attention.attention import AttentionOptions
 from ...kernels.attention.mask import MaskRule
+from ...kernels.attention.operands import ScoreRule
 from ...kernels.attention.reference import reference_attention
 from ...kernels.product import MatmulCase
-from ...parallel.context import zigzag_order
+from ...parallel.context import ContextAxis, zigzag_order
 from ...parallel.context_choice import ContextCase
 from .comparison import (
     evaluate_definition,
@@ -72,17 +73,15 @@ def check_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 
 
 def check_partial_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """Check a kernel for "partial attention", in `blockwise_attention`."""
+    """Check a kernel for "partial attention", in blockwise attention."""
     cases = dict.fromkeys(VARIANTS, MatmulCase(dtype=dtype, large=True, local=True))
 
     def attend(options: Options) -> Callable[..., Any]:
-        return functools.partial(
-            blockwise_attention,
-            mask=MaskRule(causal=options.causal, window=options.window),
-            soft_cap=options.soft_cap,
-            scale=_scale(sizes),
-            target=local_target(),
-        )
+        def run(q: Any, k: Any, v: Any, segments: Any) -> Any:
+            static = {**options.static, "scale": _scale(sizes), "target": local_target()}
+            return attention(q, k, v, segments=segments, implementation="blockwise", **static)
+
+        return run
 
     return _compared(kernel, dtype, sizes, cases, attend, {kernel.work: kernel.name})
 
@@ -112,7 +111,7 @@ def check_context_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
     """Check a kernel for "context attention": rows split over two devices."""
     devices = jax.local_devices()[:WAYS]
     if len(devices) < WAYS:
-        raise CaseSkipped(f"it takes {WAYS} devices, and there is 1")
+        raise CaseSkipped(f"it needs {WAYS} devices, and there is only 1")
     # As many key-value heads as devices, or there is nothing to exchange.
     kv_heads = max(sizes.heads // 4, WAYS)
     case = ContextCase(heads=sizes.heads, kv_heads=kv_heads, axis_size=WAYS)
@@ -125,8 +124,10 @@ def check_context_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
     order = zigzag_order(sizes.positions, WAYS)
 
     def on_device(q: Any, k: Any, v: Any, d_out: Any, segments: Any) -> tuple[Any, ...]:
-        axis = {"axis_name": "context", "axis_size": WAYS, "order": "zigzag"}
-        attend = lambda q, k, v: kernel.run(q, k, v, segments, **axis, target=target, **options.static)  # noqa: E731
+        def attend(q: Any, k: Any, v: Any) -> Any:
+            static = {"options": AttentionOptions(**options.static), "target": target}
+            return kernel.run(q, k, v, segments, axis=ContextAxis("context", WAYS), **static)
+
         out, pull = jax.vjp(attend, q, k, v)
         return out, *pull(d_out)
 
@@ -171,7 +172,7 @@ def _compared(
         cases: The variants, each with the case by which a kernel is chosen for it.
         attend: Returns a function of q, k, v and segments; without `with_gradients` also of the cotangent,
             before the segments, and it returns the gradients too.
-        named: As for `made_by`.
+        named: As for `run_kernel`.
     """
     variants = list(cases)
     able = select_supported(kernel, list(cases.values()), local_target())
@@ -206,9 +207,9 @@ def _definition(
     @jax.jit
     def run(q: Any, k: Any, v: Any, d_out: Any) -> tuple[Any, ...]:
         mask = MaskRule(causal=options.causal, window=options.window)
+        scores = ScoreRule(mask=mask, scale=_scale(sizes), soft_cap=options.soft_cap)
         held = None if segments is None else jnp.asarray(segments)
-        fixed = {"mask": mask, "soft_cap": options.soft_cap, "scale": _scale(sizes)}
-        out, pull = jax.vjp(lambda q, k, v: reference_attention(q, k, v, held, **fixed), q, k, v)
+        out, pull = jax.vjp(lambda q, k, v: reference_attention(q, k, v, held, scores=scores), q, k, v)
         return out, *pull(d_out)
 
     with evaluate_definition():

@@ -22,10 +22,10 @@ LogFn = Callable[[str], None]
 
 
 def cases(sizes: Sizes | None = None, folder: Path = Path(), target: Target | None = None) -> list[Case]:
-    """Return all parts for the device that is here.
+    """Return all parts of the check for the attached device.
 
     Args:
-        target: The target with the parts, by default that device's; the parts of another can't run here.
+        target: By default that device's; parts for another target can be listed, but not run.
         sizes: By default those for its platform.
         folder: Folder in which the checkpoint is written and removed.
     """

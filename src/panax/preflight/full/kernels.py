@@ -1,5 +1,4 @@
-"""A part for every kernel of every kind of work in the registry, for the device that is here, in each
-dtype."""
+"""Checks of every registered kernel of every kind of work, on the attached device and in each dtype."""
 
 import functools
 import importlib.util

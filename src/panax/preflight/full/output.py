@@ -94,7 +94,9 @@ def result_file(output: str | Path | None, day: str, platform: str, chip: str) -
         if path.exists():
             raise RecipeError(f"--output {path}: it is there already; name another file, or remove it")
         if not path.parent.is_dir():
-            raise RecipeError(f"--output {path}: the folder {path.parent} is missing; make it, or name another file")
+            raise RecipeError(
+                f"--output {path}: the folder {path.parent} is missing; create it, or choose another file"
+            )
         return path
     folder = RESULTS if RESULTS.is_dir() else Path()
     stem = f"{day}-check-{platform}-{chip}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...kernels import CrossEntropySettings, Kernel, linear_cross_entropy
 from ...kernels.state_space.reference import reference_state_space_scan
-from ...kernels.state_space.state_space import state_space_scan
+from ...kernels.state_space.state_space import ScanInputs, state_space_scan
 from .attention import BATCH, documents
 from .comparison import evaluate_definition, local_target, run_kernel, worst_error_share
 from .parts import Case, Figures
@@ -85,7 +85,7 @@ def check_scan(dtype: str, sizes: Sizes) -> Figures:
     segments, d_out = documents(length), normal(BATCH, length, heads, 16)
 
     def with_gradients(scan: Any, operands: Any, d_out: Any) -> tuple[Any, ...]:
-        out, pull = jax.vjp(lambda *operands: scan(*operands)[0], *operands)
+        out, pull = jax.vjp(lambda *operands: scan(ScanInputs(*operands))[0], *operands)
         return out, *pull(d_out)
 
     def chunked(x: Any, dt: Any, a: Any, b: Any, c: Any, segments: Any, d_out: Any) -> tuple[Any, ...]:

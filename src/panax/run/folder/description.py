@@ -1,7 +1,7 @@
 """Conversion of a run's settings to JSON and back, so that the model of a checkpoint is known without running
 any code.
 
-Only registered classes (`core.readable`) are ever built from a description; any other name is an error.
+Only registered classes (`core.serializable`) are ever built from a description; any other name is an error.
 """
 
 import dataclasses

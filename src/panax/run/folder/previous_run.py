@@ -222,7 +222,7 @@ def archive_run(experiment: Experiment, say: LogFn) -> None:
         _move(checkpoints, [*_of_checkpoints(checkpoints)], say)
     except OSError as error:
         raise CheckpointError(
-            f"what an earlier run left in {folder} can't be set aside: {error}; choose another --directory"
+            f"the files of an earlier run in {folder} can't be moved: {error}; choose another --directory"
         ) from error
 
 

@@ -96,12 +96,12 @@ def find_checkpoints(where: str, *, newest: bool = False) -> Iterator[Checkpoint
 
 
 def load_model(where: str | Path, say: LogFn = _warned, *, newest: bool = False) -> LoadedModel:
-    """Read the model of a checkpoint, the best that is whole; optimizer state is not read.
+    """Read the model of a checkpoint, by default the best undamaged one; optimizer state is not read.
 
     Args:
         where: A run's folder, or a checkpoint's own folder or address.
         say: Called with a line for each damaged checkpoint; by default it is a warning.
-        newest: Take the newest that is whole, rather than the best.
+        newest: Take the newest undamaged one instead of the best.
 
     Raises:
         CheckpointError: There is no checkpoint, all are damaged, or it is of a model that can't be built from

@@ -238,8 +238,8 @@ class Island:
                 return group_update
             if time.monotonic() > until:
                 raise CheckpointError(
-                    f"{self._islands.store} has neither what islands agreed on at meeting {number} nor all that they "
-                    f"wrote for it ({why}); start over with --fresh and another comms.islands.store"
+                    f"{self._islands.store} lacks the parameters agreed on at meeting {number}, and some of the updates "
+                    f"for it ({why}); start over with --fresh and another comms.islands.store"
                 )
             heartbeat().report_alive()
             time.sleep(0.2)
@@ -299,7 +299,7 @@ def _check(prepared: PreparedRun) -> None:
     asked = f"comms.islands.count={experiment.comms.islands.count}"
     for is_set, what in (
         (jax.process_count() > 1, "an island is one process with all its devices; start it as one"),
-        (program.has_average, "an average of the parameters would be each island's own; set step.ema_decay to None"),
+        (program.has_average, "each island would average its parameters separately; set step.ema_decay to None"),
         (experiment.rollback.after > 0, "going back would undo a meeting; set rollback.after=0"),
         (bool(experiment.batch_ramp.parts), "a ramp gives batches that islands can't share; remove batch_ramp"),
         (experiment.debug, "debug runs alone; remove comms.islands"),
@@ -309,7 +309,7 @@ def _check(prepared: PreparedRun) -> None:
         ),
         (
             bool(jax.tree.leaves(program.abstract.model_state)),
-            f"{type(prepared.task).__name__} carries state besides its parameters, on which islands would not agree",
+            f"{type(prepared.task).__name__} carries state in addition to its parameters, on which islands would not agree",
         ),
     ):
         if is_set:

@@ -140,7 +140,7 @@ class RollbackController:
 
         Raises:
             TrainingError: The checkpoint that would be needed is gone.
-            PanaxError: As for `begin`; or the store refuses to be written.
+            PanaxError: As for `begin`; or the store could not be written.
         """
         heartbeat().phase("restore")
         if not self._corrupted:
@@ -201,7 +201,7 @@ class RollbackController:
         return start, before is not None
 
     def _newest(self, at_most: int) -> RunStart | None:
-        """Return the newest whole state up to this step; changes were accepted when the run began."""
+        """Return the newest undamaged state up to this step; changes were accepted when the run began."""
         rollbacks = self.drawn.rollbacks
         return restore_newest(
             self._prepared, self._checkpointer, self._memory, self._say,

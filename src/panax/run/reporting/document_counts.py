@@ -50,9 +50,10 @@ def write_data_usage(folder: Path, step: int, parts: Mapping[str, Any]) -> None:
 def format_data_usage(parts: Mapping[str, Any]) -> Iterator[str]:
     """Format the account as text, one line for each part."""
     for name, part in parts.items():
+        seen, documents = part["times_seen"], f"of the {part['documents']:,} documents was seen to its end"
         yield (
-            f"data{f' of part {name!r}' if name else ''}: {part['epochs']:.2f} epochs; each of the {part['documents']:,} "
-            f"documents was seen to its end " + _times(part["times_seen"])
+            f"data{f' of part {name!r}' if name else ''}: {part['epochs']:.2f} epochs; "
+            + (f"each {documents} {_times(seen)}" if seen["most"] else f"none {documents} yet")
         )
 
 
@@ -63,8 +64,6 @@ def _times(times: Mapping[str, Any]) -> str:
     ('once', '6 to 7 times, 6.84 on average')
     """
     least, most = times["least"], times["most"]
-    if not most:
-        return "not yet"
     if least == most:
         return "once" if most == 1 else f"{most} times"
     return f"{least} to {most} times, {times['mean']:.2f} on average"

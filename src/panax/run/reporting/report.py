@@ -237,7 +237,7 @@ class RunReporter:
         config = self._prepared.experiment.verify if rollback.is_corruption else self._prepared.experiment.rollback
         without = f" and skips {format_batch_numbers(rollback.batches)}" if rollback.batches else ""
         self._say(
-            f"{rollback.why}: the run goes back to step {rollback.to} ({rollback.source}){without}; rollback {alike} of at most "
+            f"{rollback.why}: the run returns to step {rollback.to} ({rollback.source}){without}; rollback {alike} of at most "
             f"{config.max_rollbacks}"
         )
         told = {"rollback/count": float(count), "rollback/batches_left_out": float(len(drawn.skipped_batches))}

@@ -54,7 +54,7 @@ def infer_all_gather(equation: Any, state: AxisState) -> AxisState:
     if state.kind in (Kind.ZERO, Kind.CONSTANT, Kind.WRONG):
         return state
     if state.kind is Kind.PARTIAL:
-        return wrong_state(equation, "gathers terms of a sum over devices; add them up instead")
+        return wrong_state(equation, "gathers partial sums over devices; reduce them instead")
     if state.kind is Kind.WHOLE:
         return wrong_state(
             equation, "gathers a value that is equal on every device: the result repeats it; remove the gather"
@@ -71,13 +71,13 @@ def infer_all_gather(equation: Any, state: AxisState) -> AxisState:
 
 def infer_max(equation: Any, state: AxisState) -> AxisState:
     if state.kind is Kind.PARTIAL:
-        return wrong_state(equation, "takes an extreme of terms of a sum over devices; add them up before")
+        return wrong_state(equation, "takes an extreme of partial sums over devices; reduce them first")
     return WHOLE if state.kind in (Kind.SPLIT, Kind.UNKNOWN) else state
 
 
 def infer_send(equation: Any, state: AxisState) -> AxisState:
     if state.kind is Kind.PARTIAL:
-        return wrong_state(equation, "sends a term of a sum to another device; add it up before")
+        return wrong_state(equation, "sends a partial sum to another device; reduce it first")
     return state
 
 
@@ -146,11 +146,11 @@ def _is(state: AxisState, wanted: ValueState) -> bool:
 def _unexpected(state: AxisState, wanted: list[str]) -> str:
     if state.kind is Kind.WHOLE and "PARTIAL" in wanted:
         return (
-            "is equal on every device and will be added up over them, which gives a multiple of it; where all devices compute "
-            "the loss alike, put split_cotangent before it"
+            "is equal on every device and will be summed over them, which gives a multiple of it; if all devices compute the "
+            "same loss, apply split_cotangent first"
         )
     if state.kind is Kind.PARTIAL:
-        return "is a term of a sum over devices that is not made; add it up (reduce_scatter_sequence, sum_over_sequence, psum)"
+        return "is a partial sum over devices that is never reduced; reduce it (reduce_scatter_sequence, sum_over_sequence, psum)"
     return (
         f"is {describe_state(state)}, and no operation combines the devices' values; look for a lookup, a maximum or a mask of a "
         f"device's own part with results that are not summed"

@@ -12,7 +12,7 @@ class Kind(enum.IntEnum):
     ZERO = 0
     """Zeros, which are valid as any of the following."""
     CONSTANT = 1
-    """Known at tracing time. A count of a device's rows is one, and may be a term of a sum."""
+    """Known at tracing time. A count of a device's rows is one, and may be a partial sum."""
     WHOLE = 2
     SPLIT = 3
     PARTIAL = 4
@@ -71,7 +71,7 @@ ZERO, CONSTANT, WHOLE, PARTIAL, UNKNOWN = map(
 LONE = AxisState(Kind.PARTIAL)
 """The sum over a split dimension with a single element per device.
 
-It is either a term of a sum or, since JAX transposes a broadcast along such a dimension to a sum, that
+It is either a partial sum or, since JAX transposes a broadcast along such a dimension to a sum, that
 element. It equals `PARTIAL`, and counts as partial until it is combined with a split value.
 """
 
@@ -94,7 +94,7 @@ def wrong_state(source: Any, reason: str) -> AxisState:
 
 
 def is_varying(state: AxisState) -> bool:
-    """Return whether each device's value is independent of the others."""
+    """Return True if each device's value is independent of the others."""
     return state.kind is Kind.SPLIT and not state.dims
 
 
@@ -143,7 +143,7 @@ def join_states(a: AxisState, b: AxisState, source: Any) -> AxisState:
         return UNKNOWN
     if Kind.PARTIAL in (a.kind, b.kind):
         other = b if a.kind is Kind.PARTIAL else a
-        return wrong_state(source, f"is now a term of a sum, now {describe_state(other)}")
+        return wrong_state(source, f"is a partial sum on one path and {describe_state(other)} on another")
     return combine_states((a, b))
 
 
@@ -154,7 +154,7 @@ def describe_state(state: AxisState) -> str:
         Kind.CONSTANT: "the same constant on every device",
         Kind.WHOLE: "equal on every device",
         Kind.SPLIT: "a device's own part" if state.dims else "a value of each device's own",
-        Kind.PARTIAL: "a term of a sum over devices",
+        Kind.PARTIAL: "a partial sum over devices",
         Kind.UNKNOWN: "not known",
         Kind.WRONG: "wrong",
     }[state.kind]

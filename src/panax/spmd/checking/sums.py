@@ -81,14 +81,14 @@ def contract_states(equation: Any, states: States, summed: Any, batch: Any, rank
             return UNKNOWN
         return wrong_state(
             equation,
-            "multiplies a term of a sum over devices with what differs between them; add it up before",
+            "multiplies a partial sum over devices by a value that differs between them; reduce it first",
         )
     if not (left.dims or right.dims):
         return combine_states((left, right))
     if UNKNOWN in (left, right):
         return UNKNOWN
     # The result's dimensions are the batch's, then the left operand's others, then the right's. If a sharded
-    # dimension is contracted, the result is a term of a sum over its devices.
+    # dimension is contracted, the result is a partial sum over its devices.
     parts: set[Part] = set()
     over = False
     free = len(batch[0])
@@ -135,7 +135,7 @@ def infer_slice_update(equation: Any, states: States) -> AxisState:
 def _mixed(equation: Any, live: list[AxisState]) -> AxisState:
     if any(state.kind is Kind.UNKNOWN for state in live):
         return UNKNOWN
-    return wrong_state(equation, "writes a term of a sum over devices next to values that are none; add it up before")
+    return wrong_state(equation, "writes a partial sum over devices next to complete values; reduce it first")
 
 
 def infer_gather(equation: Any, states: States) -> AxisState:

@@ -1,6 +1,6 @@
 """Rules for elementwise and other operations: which elements a result depends on, and whether it is linear.
 
-A term of a sum over devices stays one under linear operations. Any other operation must wait until the sum is
+A partial sum over devices stays one under linear operations. Any other operation must wait until the sum is
 complete.
 """
 
@@ -38,7 +38,7 @@ def infer_nonlinear(equation: Any, states: States) -> AxisState:
         if state.kind is Kind.PARTIAL:
             return wrong_state(
                 equation,
-                f"takes '{equation.primitive.name}' of a term of a sum over devices, which is not the sum's; add it up before",
+                f"takes '{equation.primitive.name}' of a partial sum over devices, which is not that of the sum; reduce it first",
             )
     return combine_states(states)
 
@@ -48,7 +48,7 @@ def infer_unknown(equation: Any, states: States) -> AxisState:
     if any(state.kind is Kind.PARTIAL for state in states):
         return wrong_state(
             equation,
-            f"hands a term of a sum over devices to '{equation.primitive.name}', which has no known rule; add it up before, or "
+            f"passes a partial sum over devices to '{equation.primitive.name}', which has no known rule; reduce it first, or "
             f"declare its result (panax.spmd.assert_sharding)",
         )
     state = combine_states(states)
@@ -110,7 +110,7 @@ def _of_terms(equation: Any, live: list[AxisState], does: str) -> AxisState:
         return combine_states([state for state in live if state.kind is not Kind.PARTIAL])
     return wrong_state(
         equation,
-        f"{does} to a term of a sum over devices a value that is {describe_state(other)}, which the sum then counts once per "
+        f"{does} to a partial sum over devices a value that is {describe_state(other)}, which the sum then counts once per "
         f"device; add the terms up before",
     )
 
@@ -129,7 +129,7 @@ def infer_divide(equation: Any, states: States) -> AxisState:
     if top.kind is Kind.ZERO and bottom.kind is not Kind.WRONG:
         return ZERO
     if bottom.kind is Kind.PARTIAL:
-        return wrong_state(equation, "divides by a term of a sum over devices, not by the sum; add it up before")
+        return wrong_state(equation, "divides by a partial sum over devices, not by the sum; reduce it first")
     return _scaled(equation, bottom, top) if top.kind is Kind.PARTIAL else combine_states(states)
 
 
@@ -141,8 +141,8 @@ def _scaled(equation: Any, factor: AxisState, term: AxisState) -> AxisState:
         return factor
     return wrong_state(
         equation,
-        f"scales a term of a sum over devices by a value that is {describe_state(factor)}: the sum is then not the scaled sum; "
-        f"add it up before",
+        f"scales a partial sum over devices by a value that is {describe_state(factor)}: the sum is then not the scaled sum; "
+        f"reduce it first",
     )
 
 

@@ -212,7 +212,7 @@ def wrong_results(
         if state.kind is Kind.WRONG:
             yield ShardingFinding(f"result {number}", state.reason, axis, state.source)
         elif not any(axis in _names(names) for names in spec) and state.kind in (Kind.SPLIT, Kind.PARTIAL):
-            reason = f"should be equal on every device, and is {describe_state(state)}; add it up, or gather it"
+            reason = f"should be equal on every device, and is {describe_state(state)}; reduce it, or gather it"
             yield ShardingFinding(f"result {number}", reason, axis, state.source or made.get(jaxpr.outvars[number]))
 
 

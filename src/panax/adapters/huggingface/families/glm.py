@@ -112,7 +112,7 @@ GLM4_MOE_LITE = Family(
 
 
 def _no_dense_layers(raw: Mapping[str, Any], refuse: RefuseFn) -> dict[str, Any]:
-    """Return the width of dense layers, of which there are none."""
+    """Return the width of dense layers: none exist, so this is unused."""
     return {"ffn": raw.get("moe_intermediate_size", 1280)}
 
 

@@ -145,7 +145,7 @@ GPT_BIGCODE = Family(
 _YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 
 _CLAMP = {"slope": "swiglu_alpha", "limit": "swiglu_limit"}
-"""Fields of `GateClamp`, ours to theirs."""
+"""Config key of each field of `GateClamp`."""
 
 _EXPERTS = "mlp.experts"
 

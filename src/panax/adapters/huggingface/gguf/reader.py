@@ -121,7 +121,7 @@ def llama3_factors(width: int, theta: float, scaling: RotaryScaling) -> np.ndarr
 
 
 def _llama3_scaling(factors: np.ndarray, theta: float, where: Path) -> RotaryScaling:
-    """Return Llama 3.1's scaling with the factor from which these factors of wavelengths follow."""
+    """Return the Llama 3.1 scaling that yields these wavelength factors."""
     factor = float(np.round(factors.max(), 4)) if factors.size else 0.0
     scaling = dataclasses.replace(LLAMA3, factor=max(factor, 1.0))
     if factors.size < 2 or not np.allclose(factors, llama3_factors(2 * factors.size, theta, scaling), rtol=1e-3):

@@ -58,7 +58,7 @@ def check_quantization(raw: Mapping[str, Any], refuse: RefuseFn) -> None:
 
 
 def dequantize(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, TensorSlice]:
-    """Return tensors of which the quantized ones are read as float32, without their scales.
+    """Return tensors, the quantized ones read as float32, without their scales.
 
     Args:
         settings: The value of `quantization_config`; None without quantization.

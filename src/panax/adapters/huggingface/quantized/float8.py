@@ -32,7 +32,7 @@ def block_sizes(settings: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _of_blocks(name: str, weight: TensorSlice, scale: TensorSlice, block: tuple[int, int]) -> DequantizedSlice:
-    """Return a matrix of which each block has a scale; the last ones may be cut."""
+    """Return a matrix with one scale per block; blocks at its end may be smaller."""
     shape, blocks = weight.get_shape(), scale.get_shape()
     check_scales(name, blocks, [-(-size // part) for size, part in zip(shape, block, strict=False)])
 

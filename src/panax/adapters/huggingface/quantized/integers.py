@@ -10,7 +10,7 @@ from ....system import json_reader
 from .slices import DequantizedSlice, TensorSlice, check_scales
 
 _BITS_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
-"""Tensors beside one of bitsandbytes: scales of blocks and the values of codes; and the same of quantized scales."""
+"""Tensors stored with one of bitsandbytes: scales of blocks and the values of codes; and the same of quantized scales."""
 
 
 def read_int4(
@@ -36,7 +36,7 @@ def read_codes(
 
 
 def _bits_state(name: str, tensors: Mapping[str, TensorSlice]) -> str | None:
-    """Return the name of the state beside a tensor of bitsandbytes."""
+    """Return the name of the state stored with a tensor of bitsandbytes."""
     states = (f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
     return next((state for state in states if state in tensors), None)
 

@@ -1,4 +1,4 @@
-"""Slices of tensors in files, of which only the parts that are read are converted."""
+"""Slices of tensors in files; only the parts that are read are converted."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ FLOAT8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 
 
 class TensorSlice(Protocol):
-    """A tensor of a file, of which nothing is read before it is indexed."""
+    """A tensor of a file; nothing is read before it is indexed."""
 
     def get_shape(self) -> list[int]: ...
 
@@ -47,7 +47,7 @@ class Float8Slice:
 
 
 class DequantizedSlice:
-    """A tensor of which the parts that are read are dequantized.
+    """A tensor that dequantizes the parts that are read.
 
     Args:
         read: A range along each dimension to a float32 block.
@@ -69,10 +69,10 @@ class DequantizedSlice:
 
 
 def float8_slices(path: Path) -> dict[str, Float8Slice]:
-    """Return the FP8 tensors of a safetensors file that was opened before, so that its header is sound."""
+    """Return the FP8 tensors of a safetensors file that is open already, so its header is valid."""
     with path.open("rb") as file:
         length = read_number(file.read(8), 0, "<Q")
-        header = json_reader.parse(file.read(length), most_bytes=MOST_HEADER_BYTES)
+        header = json_reader.parse(file.read(length), max_bytes=MOST_HEADER_BYTES)
     return {
         name: Float8Slice(path, 8 + length + entry["data_offsets"][0], entry["shape"], entry["dtype"])
         for name, entry in header.items()

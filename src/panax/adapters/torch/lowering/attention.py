@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ....core import Target, current_target
-from ....kernels.attention.blockwise import AttentionPasses, Scores
+from ....kernels.attention.blockwise import AttentionPasses
 from ....kernels.attention.layout import choose_blocks
 from ....kernels.attention.mask import MaskRule
+from ....kernels.attention.operands import AttentionOperands, OutputGradient, ScoreRule
 from ....kernels.product import MatmulCase, choose_timed
 from ....kernels.registry import Kernel, list_kernels, log_choice, register
 from .registry import aten, register_lowering, upcast
@@ -119,7 +120,7 @@ def _whole_backward(gradient: Any, saved: SavedAttention, causal: bool, mask: An
 
 def _partial_forward(kernel: Kernel, q: Any, k: Any, v: Any, causal: bool, mask: None, scale: float) -> Any:
     q, k, v = map(_by_position, (q, k, v))
-    output, normalizer = kernel.run.forward(q, k, v, None, None, **_static(q, k, causal, scale))
+    output, normalizer = kernel.run.forward(AttentionOperands(q, k, v), **_static(q, k, causal, scale))
     return _by_position(output), normalizer.swapaxes(1, 2)
 
 
@@ -130,18 +131,17 @@ def _partial_backward(
     gradient, output = gradient.astype(q.dtype), output.astype(q.dtype)
     share = (upcast(gradient) * upcast(output)).sum(-1).swapaxes(1, 2)
     q, k, v, gradient = map(_by_position, (q, k, v, gradient))
-    static = _static(q, k, causal, scale)
-    gradients = kernel.run.backward(q, k, v, None, None, normalizer.swapaxes(1, 2), share, gradient, **static)
+    gradients = kernel.run.backward(
+        AttentionOperands(q, k, v),
+        OutputGradient(normalizer.swapaxes(1, 2), share, gradient),
+        **_static(q, k, causal, scale),
+    )
     return tuple(map(_by_position, gradients))
 
 
 def _static(q: Any, k: Any, causal: bool, scale: float) -> dict[str, Any]:
-    (batch, query_seq, heads, _), (_, key_seq, kv_heads, _) = q.shape, k.shape
-    blocks = choose_blocks(
-        target=current_target(), batch=batch, kv_heads=kv_heads, group=heads // kv_heads, query_seq=query_seq, key_seq=key_seq,
-        window=None, block_size=None,
-    )  # fmt: skip
-    scores = Scores(mask=MaskRule(causal=causal, window=None), scale=scale, soft_cap=None)
+    blocks = choose_blocks(q, k, window=None, target=current_target())
+    scores = ScoreRule(mask=MaskRule(causal=causal, window=None), scale=scale, soft_cap=None)
     return {"scores": scores, "blocks": blocks, "result_dtype": q.dtype}
 
 

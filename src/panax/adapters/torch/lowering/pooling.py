@@ -339,7 +339,9 @@ def _sampled(x: Any, grid: Any, mode: int, padding: int, corners: bool) -> Any:
     """Sample at fractional positions, -1 to 1 from edge to edge. mode: 0 bilinear, 1 nearest; padding: 0
     zeros, 1 border."""
     if mode > 1 or padding > 1:
-        raise RecipeError("grid_sample is here for bilinear and nearest, with zeros or border; use one of them")
+        raise RecipeError(
+            "grid_sample supports the modes bilinear and nearest, with the paddings zeros and border; use these"
+        )
     sizes = x.shape[-1], x.shape[-2]
     at = [
         ((grid[..., d] + 1) * (n - 1) / 2) if corners else ((grid[..., d] + 1) * n - 1) / 2 for d, n in enumerate(sizes)

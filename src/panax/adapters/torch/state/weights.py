@@ -37,7 +37,7 @@ class TensorArray:
 
 
 class StoredArray:
-    """A tensor in a safetensors file, of which only the requested slices are read."""
+    """A tensor in a safetensors file; only the requested slices are read."""
 
     def __init__(self, file: Path, name: str, like: torch.Tensor):
         self._file, self._name = file, name

@@ -61,7 +61,7 @@ class TracedGraph:
         losses: Names of the losses.
         metrics: Names of the metrics.
         trained: Names of the parameters that have a gradient.
-        outside: Tensors of the user that are constants of the graph, and not the module's.
+        outside: The user's tensors outside the module that are constants of the graph.
     """
 
     graph: torch.fx.Graph

@@ -8,7 +8,7 @@ from torch import nn
 
 
 def is_sum(criterion: Any) -> bool:
-    """Return True if a criterion adds up over rows, and is not a mean."""
+    """Return True if a criterion is a sum over rows, not a mean."""
     return isinstance(criterion, nn.Module) and getattr(criterion, "reduction", None) == "sum"
 
 
