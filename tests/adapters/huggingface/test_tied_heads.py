@@ -1,4 +1,4 @@
-"""Each family with its head tied if its example's is not, and the other way round: logits, and what is exported."""
+"""Each family with its head tied if its example's is not, and the other way round: logits, and the export."""
 
 from pathlib import Path
 

@@ -121,7 +121,7 @@ def test_a_template_that_changes_its_marked_answers():
 
 @pytest.mark.parametrize("files", [False, True], ids=["in the configuration", "in files"])
 def test_conversations_with_tools_have_a_template_of_their_own(tokenizer_folder, tmp_path, files):
-    """As transformers chooses it, from each of the places where it is stored; it is saved with the tokenizer."""
+    """As transformers chooses it, from each place that can hold it; it is saved with the tokenizer."""
     from transformers import PreTrainedTokenizerFast
 
     tool_use = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML
