@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from panax.core.errors import DataError, RecipeError
 from panax.system import json_reader
 from panax.system.owned_dir import remove_owned_dir
+from panax.system.replacement import replace_json
 
 from .environment import describe_machine, has_gpu
 from .measure.crew import ColumnError, WorkerGroup
@@ -175,9 +176,7 @@ def _begun(folder: Path, wanted: Published) -> Published:
 
 
 def _save(folder: Path, published: Published) -> None:
-    partial = folder / (RESULTS + ".partial")
-    partial.write_text(json.dumps(dataclasses.asdict(published), indent=1) + "\n", encoding="utf-8")
-    partial.replace(folder / RESULTS)
+    replace_json(folder / RESULTS, dataclasses.asdict(published))
 
 
 def run_published(options: argparse.Namespace, command: str, say: LogFn) -> int:

@@ -122,22 +122,6 @@ def is_regular_file(path: Path) -> bool:
         return False
 
 
-def replace_link(path: Path) -> str:
-    """Remove a link at a path where a file is to be written, so that its target is not overwritten.
-
-    Returns:
-        The target of the link; empty if there was none.
-
-    Raises:
-        OSError: The link can't be removed.
-    """
-    if not path.is_symlink():
-        return ""
-    target = os.readlink(path)
-    path.unlink(missing_ok=True)
-    return target
-
-
 def trim_partial_line(file: IO[bytes]) -> None:
     """Truncate an incomplete last line, as a power failure leaves it, so that the next one is whole.
 

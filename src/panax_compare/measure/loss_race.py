@@ -3,9 +3,7 @@ equally often."""
 
 import contextlib
 import dataclasses
-import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from panax.core.errors import RecipeError
 from panax.core.finite_stats import min_finite
 from panax.metrics.report.formats import format_duration, format_money
 from panax.system import json_reader
+from panax.system.replacement import replace_json
 
 from ..columns import Column
 from ..workload.equality import compare_losses, tolerances
@@ -189,11 +188,7 @@ class Race(Measurement):
             arrival.reason = f"not reached in {arrival.steps} steps: {min_finite(arrival.losses.values()):.4f} at best"
 
     def _keep(self, arrivals: dict[str, RaceEntry]) -> None:
-        partial = self.folder / (REACHED + ".partial")
-        partial.write_text(
-            json.dumps([dataclasses.asdict(each) for each in arrivals.values()], indent=1) + "\n", encoding="utf-8"
-        )
-        os.replace(partial, self.folder / REACHED)
+        replace_json(self.folder / REACHED, [dataclasses.asdict(each) for each in arrivals.values()])
 
     def _kept(self) -> dict[str, RaceEntry]:
         """Read the columns that ended in an earlier run; failed ones are tried again."""

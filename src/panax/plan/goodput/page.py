@@ -3,10 +3,9 @@ devices, and the assumptions."""
 
 import dataclasses
 import math
-import os
 from pathlib import Path
 
-from ...core.errors import DataError
+from ...metrics.page import html
 from ...metrics.page.blocks import (
     Block,
     FigureTiles,
@@ -21,7 +20,6 @@ from ...metrics.page.blocks import (
     TextTable,
     Tile,
 )
-from ...metrics.page.html import page
 from ...metrics.page.lines import ChartStyle, Line, line_chart
 from ...metrics.report.charts import HEIGHT, WIDTH, kind_color
 from ...metrics.report.formats import format_duration, format_percent
@@ -40,17 +38,7 @@ def write_page(simulation: Simulation, output: str | Path) -> Path:
     Raises:
         DataError: The page can't be written.
     """
-    place = Path(output)
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        beside.write_text(page(_title(simulation), sections_of(simulation)), encoding="utf-8", errors="replace")
-        os.replace(beside, place)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise DataError(
-            f"can't write the page to {place}: {error.strerror or error}; choose another output file"
-        ) from error
-    return place
+    return html.write_page(output, _title(simulation), sections_of(simulation))
 
 
 def _title(simulation: Simulation) -> str:
