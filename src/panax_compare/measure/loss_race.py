@@ -4,7 +4,7 @@ equally often."""
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from panax.core.errors import RecipeError
@@ -12,6 +12,7 @@ from panax.core.finite_stats import min_finite
 from panax.metrics.report.formats import format_duration, format_money
 from panax.system import json_reader
 from panax.system.replacement import replace_json
+from panax.system.terminal_text import align_columns
 
 from ..columns import Column
 from ..workload.equality import compare_losses, tolerances
@@ -224,13 +225,6 @@ def format_race_table(
             else [format_money(each.seconds / 3600 * each.devices * price, currency) if each.reached else "—"]
         )
         rows.append([each.title, *counted, *cost, lowest])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = list(_aligned(rows, widths))
+    lines = align_columns(rows)
     notes = [f"{each.title}: {each.reason}" for each in arrivals if each.reason]
     return "\n".join([*lines, *([""] if notes else []), *notes])
-
-
-def _aligned(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str]:
-    for row in rows:
-        cells = (cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(row, widths)))
-        yield "  ".join(cells)
