@@ -25,7 +25,7 @@ from ...metrics.report.charts import HEIGHT, WIDTH, kind_color
 from ...metrics.report.formats import format_duration, format_percent
 from .fleet import SECONDS_PER_DAY
 from .model import FEWER_DEVICES, Forecast, best_every, forecast
-from .simulation import COUNTS, Simulation
+from .prediction import COUNTS, Simulation
 from .terminal import SHOWN_KINDS, advice, describe_interval, describe_theory, list_stage_times
 
 MAX_POINTS = 60

@@ -7,7 +7,7 @@ from ...metrics.goodput import KINDS
 from ...metrics.report.formats import format_duration, format_percent
 from ...system.terminal_text import align_columns
 from .model import FEWER_DEVICES, Forecast
-from .simulation import STAGE_FIELDS, Simulation
+from .prediction import STAGE_FIELDS, Simulation
 
 SHOWN_KINDS = (*KINDS[:-1], FEWER_DEVICES)
 STEPS = ("every", "copy_every", "measured_devices")

@@ -21,7 +21,8 @@ from ...system.terminal_text import format_bytes
 from ...train.compiled_step import CompiledStep, mesh_requirements
 from ..entry import check_experiment
 from ..experiment import Experiment
-from ..preparation import LogFn, make_program
+from ..opened_data import LogFn
+from ..preparation import make_program
 from ..sketch import Sketch, sketch_step
 
 MAX_MEMORY_SHARE = 0.9

@@ -8,7 +8,7 @@ from ...core.finite_stats import max_finite, min_finite
 from ...metrics.page import html
 from ...metrics.page.blocks import Annotation, FigureTiles, Paragraph, Picture, Section, Tile
 from ...metrics.page.lines import ChartStyle, Line, line_chart
-from .lr_search import RATE_DIVISOR, RateSearch
+from .lr_curve import RATE_DIVISOR, RateSearch
 
 ROWS, COLUMNS = 14, 66
 
