@@ -84,11 +84,13 @@ def test_a_tilde_is_expanded_by_one_function_which_takes_names_of_nobody():
 ONE_MECHANISM = {
     "os.replace(": {"system/replacement.py", "adapters/huggingface/export.py", "adapters/huggingface/gguf/writer.py"},
     "fcntl.flock(": {"system/lock.py"},
+    "os.killpg(": {"system/children.py"},
+    "os.waitid(": {"system/children.py"},
 }
 """A call, and the only modules with it; the files of weights are as large as their model, and a flush would stall its disk."""
 
 
 @pytest.mark.parametrize("call", ONE_MECHANISM)
-def test_files_are_replaced_and_locked_by_one_module(call):
+def test_files_are_replaced_and_locked_and_processes_ended_by_one_module(call):
     found = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if call in path.read_text(encoding="utf-8")}
     assert found == ONE_MECHANISM[call]
