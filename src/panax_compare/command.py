@@ -145,7 +145,7 @@ def run(arguments: Sequence[str]) -> int:
         works = [work for work in options.work if work in SIZES or work.startswith("recipe:")]
         return _columns_until_loss(options, command) if works else _until_loss(options)
     if options.as_published:
-        from .published_study import run_published
+        from .published_command import run_published
 
         return run_published(options, command, _say)
     settings = read_settings(options)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from panax.core.errors import DataError, RecipeError
 from panax.system import json_reader
 from panax.system.owned_dir import remove_owned_dir
+from panax.system.replacement import replace_json
 
 from .environment import describe_machine, has_gpu
 from .measure.crew import ColumnError, WorkerGroup
@@ -175,29 +176,4 @@ def _begun(folder: Path, wanted: Published) -> Published:
 
 
 def _save(folder: Path, published: Published) -> None:
-    partial = folder / (RESULTS + ".partial")
-    partial.write_text(json.dumps(dataclasses.asdict(published), indent=1) + "\n", encoding="utf-8")
-    partial.replace(folder / RESULTS)
-
-
-def run_published(options: argparse.Namespace, command: str, say: LogFn) -> int:
-    """Run `panax compare vit --as-published`: measure and write the report. Returns the exit code."""
-    from .report.published_report import write_published
-
-    settings = read_published_settings(options)
-    steps, rounds = options.steps or 3, options.rounds or 3
-    folder = Path(options.directory or f"comparisons/published-{settings.name}")
-    code = 0
-    try:
-        published = measure_published(settings, folder, command, steps, rounds, say)
-    except KeyboardInterrupt:
-        code = 130
-        if not (folder / RESULTS).is_file():
-            say("stopped before anything was measured")
-            return code
-        published = Published(**json_reader.read(folder / RESULTS, constants=True))
-        say("stopped; what was finished is kept, and the same command resumes from there")
-    page, table = write_published(published, folder)
-    print(table, end="")
-    print(f"\nreport: {page}")
-    return code
+    replace_json(folder / RESULTS, dataclasses.asdict(published))

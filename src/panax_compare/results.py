@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 from panax.core.errors import DataError, RecipeError
 from panax.system import json_reader
+from panax.system.replacement import replace_json
 
 RESULTS = "comparison.json"
 
@@ -96,9 +96,7 @@ class Comparison:
 
     def save(self, folder: Path) -> None:
         """Write the file atomically."""
-        partial = folder / (RESULTS + ".partial")
-        partial.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, folder / RESULTS)
+        replace_json(folder / RESULTS, dataclasses.asdict(self))
 
 
 def read_comparison(folder: Path) -> Comparison | None:

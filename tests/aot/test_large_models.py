@@ -7,7 +7,7 @@ from planned import plan
 
 from panax.models import PRESETS
 from panax.plan import summarize_collectives, traffic_totals
-from panax.plan.report import size
+from panax.system.terminal_text import format_bytes
 
 MEMORY_BYTES = 80 * 10**9
 
@@ -43,9 +43,9 @@ def test_a_step_compiles_and_fits(preset, target, mesh, rows, length, micro_batc
     sent = {(total.kind, total.axes): total.wire_bytes for total in summarize_collectives(result.collectives)}
     with capsys.disabled():
         print(
-            f"\n{preset} on {target}: compiled in {result.compile_seconds:.0f} s; {size(memory.arguments)} state + "
-            f"{size(memory.temporaries)} temporaries (estimate {size(cost.memory)} together); sends "
-            f"{size(sum(sent.values()))} a step"
+            f"\n{preset} on {target}: compiled in {result.compile_seconds:.0f} s; {format_bytes(memory.arguments)} state + "
+            f"{format_bytes(memory.temporaries)} temporaries (estimate {format_bytes(cost.memory)} together); sends "
+            f"{format_bytes(sum(sent.values()))} a step"
         )
     assert memory.arguments + memory.temporaries <= MEMORY_BYTES
     assert sum(sent.values()) == pytest.approx(sum(traffic_totals(cost.traffic).values()), rel=0.002)

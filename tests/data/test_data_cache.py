@@ -1,5 +1,6 @@
 """A cache entry appears whole or not at all, is built once by any number of processes, and again when damaged."""
 
+import errno
 import subprocess
 import sys
 import threading
@@ -82,7 +83,10 @@ print(read_or_build(Path({str(tmp_path / "c")!r}), "x", build=build, read=lambda
 
 @pytest.mark.parametrize("existing", ["", "damaged"])
 def test_without_locks_the_first_to_finish_wins(tmp_path, monkeypatch, existing):
-    monkeypatch.setattr("panax.data.files.cache.fcntl", None)
+    def without_locks(file, **options):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("panax.data.files.cache.acquire", without_locks)
     if existing:
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / "value").write_text(existing)

@@ -26,9 +26,16 @@ AGENTS = {
 }
 
 
-def run(name: str, folder: Path) -> list[Row]:
+def batch_for(name: str) -> dict[str, np.ndarray]:
+    return {"row": np.arange(AGENTS[name].rows, dtype=np.int32)}
+
+
+def step_for(name: str) -> CompiledStep:
     optimizer = AdamW(schedule=Schedule(peak=1e-3, decay="constant"), weight_decay=0.0)
     program = Program.create(AGENTS[name], optimizer, num_steps=STEPS, config=StepConfig(clip_norm=0.5))
     placement = Placement.create(MeshShape(fsdp=2), devices=jax.devices()[:2])
-    batch = {"row": np.arange(AGENTS[name].rows, dtype=np.int32)}
-    return rows_of_step(CompiledStep(program, placement, {"row": ("batch",)}), [batch] * STEPS)
+    return CompiledStep(program, placement, {"row": ("batch",)})
+
+
+def run(name: str, folder: Path) -> list[Row]:
+    return rows_of_step(step_for(name), [batch_for(name)] * STEPS)

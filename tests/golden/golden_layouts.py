@@ -28,6 +28,7 @@ MESHES = {
     "expert_tensor": {"expert": 2, "tensor": 2},
 }
 AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
+batch = tiny.batch
 MODEL = dataclasses.replace(tiny.CONFIG, num_layers=2, windows=(8,))
 EXPERTS = MoE(experts=8, active=2, ffn=24, shared=16, balance=0.02, z_loss=0.01, selection_bias=True, jitter=0.1)
 
@@ -38,11 +39,15 @@ def task_for(name: str) -> DecoderTask:
     return DecoderTask(model=model, context_attention="ring" if name == "context_ring" else "ulysses")
 
 
-def run(name: str, folder: Path) -> list[Row]:
+def step_for(name: str) -> CompiledStep:
     sizes = MESHES[name]
     program = Program.create(
         task_for(name), tiny.ADAMW, num_steps=STEPS, config=StepConfig(micro_batches=2 if "stage" in sizes else 1)
     )
     devices = jax.devices()[: math.prod(sizes.values())]
     placement = Placement.create(MeshShape(**(dict.fromkeys(AXES, 1) | sizes)), devices=devices)
-    return rows_of_step(CompiledStep(program, placement, tiny.AXES), map(tiny.batch, range(STEPS)))
+    return CompiledStep(program, placement, tiny.AXES)
+
+
+def run(name: str, folder: Path) -> list[Row]:
+    return rows_of_step(step_for(name), map(batch, range(STEPS)))

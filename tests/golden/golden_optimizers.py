@@ -87,8 +87,12 @@ def batch(seed: int) -> dict[str, np.ndarray]:
     return {name: random.standard_normal((8, WIDTH)).astype(np.float32) for name in ("x", "y")}
 
 
-def run(name: str, folder: Path) -> list[Row]:
+def step_for(name: str) -> CompiledStep:
     program = Program.create(Stacked(), OPTIMIZERS[name], num_steps=STEPS, config=StepConfig(clip_norm=1.0))
     placement = Placement.create(MeshShape(fsdp=2), devices=jax.devices()[:2])
     axes = {"x": ("batch", None), "y": ("batch", None)}
-    return rows_of_step(CompiledStep(program, placement, axes), map(batch, range(STEPS)))
+    return CompiledStep(program, placement, axes)
+
+
+def run(name: str, folder: Path) -> list[Row]:
+    return rows_of_step(step_for(name), map(batch, range(STEPS)))

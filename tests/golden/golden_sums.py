@@ -34,7 +34,7 @@ def batch(seed: int) -> dict[str, np.ndarray]:
     return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "loss_mask": mask}
 
 
-def run(name: str, folder: Path) -> list[Row]:
+def step_for(name: str) -> CompiledStep:
     optimizer = AdamW(schedule=Schedule(peak=1e-2, decay="constant"))
     program = Program.create(
         DecoderTask(model=MODEL), optimizer, num_steps=10, config=StepConfig(micro_batches=2), comms=COMMS[name]
@@ -42,4 +42,8 @@ def run(name: str, folder: Path) -> list[Row]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of meshes that suit no network
         placement = Placement.create(MeshShape(replica=2, fsdp=2), devices=jax.devices()[:4])
-        return rows_of_step(CompiledStep(program, placement, AXES), map(batch, range(STEPS)))
+    return CompiledStep(program, placement, AXES)
+
+
+def run(name: str, folder: Path) -> list[Row]:
+    return rows_of_step(step_for(name), map(batch, range(STEPS)))

@@ -21,10 +21,14 @@ OPTIMIZERS = {
 }
 
 
-def run(name: str, folder: Path) -> list[Row]:
+def step_for(name: str) -> CompiledStep:
     if name == "growing":
-        return rows_of_step(step_of({"fsdp": 4}, 4), map(keyed_batch, range(STEPS)))
+        return step_of({"fsdp": 4}, 4)
     task = TinyRecommender(tables=tiny_tables(item="rows"))
     program = Program.create(task, Sgd(schedule=SCHEDULE), num_steps=STEPS, embedding_optimizer=OPTIMIZERS[name])
     placement = Placement.create(MeshShape(fsdp=2, tensor=2), devices=jax.devices()[:4])
-    return rows_of_step(CompiledStep(program, placement, BATCH_AXES), map(batch_of, range(STEPS)))
+    return CompiledStep(program, placement, BATCH_AXES)
+
+
+def run(name: str, folder: Path) -> list[Row]:
+    return rows_of_step(step_for(name), map(keyed_batch if name == "growing" else batch_of, range(STEPS)))

@@ -17,7 +17,6 @@ FILES = [
 ]
 
 EXCEPTIONS = {
-    "max(map(len, ": "lengths of texts",
     "max(found, default=None)": "whole numbers of steps",
     "max(((path / name).stat().st_mtime ": "times of files",
     "max((part for part in module.modules() ": "lengths of lists",

@@ -2,12 +2,13 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
 
-from panax.system.children import PipedProcess, run_command
+from panax.system.children import PipedProcess, end_process, has_ended, run_command
 
 ECHO = "import sys\nfor line in sys.stdin.buffer:\n    sys.stdout.buffer.write(line)\n    sys.stdout.buffer.flush()\n"
 
@@ -88,3 +89,32 @@ def test_a_command_that_runs_has_an_end_and_so_has_what_it_started():
         run_command(["sh", "-c", "sleep 600 & sleep 600"], 0.2)
     with pytest.raises(FileNotFoundError):
         run_command(["no such command"], 1)
+
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize(
+    "code, options, expected",
+    [
+        ("print(flush=True)", {}, 0),
+        ("import time; print(flush=True); time.sleep(600)", {}, -signal.SIGKILL),
+        ("import time; print(flush=True); time.sleep(600)", {"grace": 30.0}, -signal.SIGTERM),
+        (STUBBORN, {"grace": 0.1}, -signal.SIGKILL),
+        (STUBBORN, {"grace": 0.1, "group": True}, -signal.SIGKILL),
+    ],
+    ids=["by itself", "killed", "asked", "asked in vain", "its group"],
+)
+def test_a_process_is_ended_as_gently_as_it_allows(code, options, expected):
+    process = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None and process.stdout.readline() == b"\n"
+    patience = 30.0 if expected == 0 else 0.1
+    assert end_process(process, patience, **options) == expected and has_ended(process)
+    process.stdout.close()
+
+
+def test_a_process_that_has_ended_keeps_its_number_until_it_is_waited_for():
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.exit(3)"])
+    while not has_ended(process):
+        time.sleep(0.01)
+    assert process.returncode is None and os.getpgid(process.pid) and process.wait() == 3

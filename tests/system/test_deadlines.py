@@ -13,10 +13,8 @@ PIPES = {"response", "stdout", "stderr", "stdin", "rfile", "connection", "pipe",
 EXCEPTIONS = {
     ("job/rendezvous.py", "wait"): "the loop of process 0, which has a deadline",
     ("cluster/node/worker_process.py", "wait"): "of a process that was killed: the kernel ends it",
-    ("cluster/node/local.py", "wait"): "of an agent that was killed",
     ("cluster/node/standby.py", "wait"): "of a process that was killed",
     ("cluster/node/agent.py", "wait"): "of workers that were killed",
-    ("cluster/engines/ray.py", "wait"): "of a client that was killed",
     ("cluster/engines/ray_client.py", "wait"): "an actor that lives as long as its agent, and is ended by Ray",
     (
         "checkpoint/snapshot.py",

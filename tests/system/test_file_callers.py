@@ -17,6 +17,7 @@ METHODS = {"unlink", "rmdir", "iterdir", "rglob"}
 
 EXCEPTIONS = {
     "system/files.py": "the module itself",
+    "system/replacement.py": "its own temporary file, if it could not be completed",
     "system/owned_dir.py": "asks whether a folder is empty",
     "job/cpu_scheduling.py": "lists /proc; nothing is deleted",
     "cluster/supervisor/job_folder.py": "files of fixed names in a job's own folder, which unlinks a link as one",
@@ -78,3 +79,18 @@ def test_a_tilde_is_expanded_by_one_function_which_takes_names_of_nobody():
         text = path.read_text(encoding="utf-8")
         assert ".expanduser()" not in text and "Path.home()" not in text, path
         assert "os.path.expanduser" not in text or path.name == "files.py", path
+
+
+ONE_MECHANISM = {
+    "os.replace(": {"system/replacement.py", "adapters/huggingface/export.py", "adapters/huggingface/gguf/writer.py"},
+    "fcntl.flock(": {"system/lock.py"},
+    "os.killpg(": {"system/children.py"},
+    "os.waitid(": {"system/children.py"},
+}
+"""A call, and the only modules with it; the files of weights are as large as their model, and a flush would stall its disk."""
+
+
+@pytest.mark.parametrize("call", ONE_MECHANISM)
+def test_files_are_replaced_and_locked_and_processes_ended_by_one_module(call):
+    found = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if call in path.read_text(encoding="utf-8")}
+    assert found == ONE_MECHANISM[call]

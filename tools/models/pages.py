@@ -7,7 +7,7 @@ from typing import Any
 
 from panax.adapters.huggingface.family import Family
 from panax.models import PUBLISHED_ACTIVE, PUBLISHED_PARAMETERS, VIT_PRESETS, VIT_PUBLISHED_PARAMETERS
-from panax.plan.report import size
+from panax.system.terminal_text import format_bytes
 
 from .census import PAGE as CENSUS
 from .census import census_page
@@ -109,7 +109,13 @@ def _sizes(subject: Subject, memory: Mapping[str, Any]) -> Iterator[str]:
         count = PARAMETERS[name]
         active = f"{PUBLISHED_ACTIVE[name]} billion" if name in PUBLISHED_ACTIVE else "all"
         rows.append(
-            (f"`{name}`", f"{count:,}", active, size(2 * count), *(_memory(memory[name][str(n)]) for n in DEVICES))
+            (
+                f"`{name}`",
+                f"{count:,}",
+                active,
+                format_bytes(2 * count),
+                *(_memory(memory[name][str(n)]) for n in DEVICES),
+            )
         )
     heading = ("preset", "parameters", "active", "weights in bfloat16", *(_devices(number) for number in DEVICES))
     yield from _table(heading, rows)
@@ -127,7 +133,7 @@ def _memory(figures: Mapping[str, Any]) -> str:
     if "refused" in figures:
         return "not possible"
     total = figures["state"] + figures["temporaries"]
-    return f"**{size(total)}**" if total <= figures["device"] else size(total)
+    return f"**{format_bytes(total)}**" if total <= figures["device"] else format_bytes(total)
 
 
 def _devices(number: int) -> str:

@@ -45,11 +45,6 @@ def _placed(array: HostArray, sharding: jax.sharding.Sharding) -> jax.Array:
     return jax.make_array_from_callback(tuple(array.shape), sharding, shard)
 
 
-def abstract_tree(tree: Any) -> Any:
-    """Return the shapes and dtypes that the arrays will have on devices."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(tuple(leaf.shape), _dtype_of(leaf)), tree)
-
-
 def zeros_tree(tree: Any) -> Any:
     """Return zeros of the same shapes: the result of an `init` that is called for its shapes alone."""
     return jax.tree.map(_blank, tree)

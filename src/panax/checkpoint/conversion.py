@@ -2,9 +2,7 @@
 memory."""
 
 import dataclasses
-import json
 import math
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +17,7 @@ from ..core.errors import CheckpointError, describe_type
 from ..stores import Store
 from ..system import files as links
 from ..system import json_reader
+from ..system.replacement import replace_file, replace_json, replacement
 from .chunk_reader import Checkpoint
 from .inside import check_own_files, read_texts, reject_symlink_escape
 from .manifest import MANIFEST_FILE, ArrayEntry, Chunk, FileEntry, Manifest, compute_checksum, numpy_dtype
@@ -64,19 +63,14 @@ def export_tensors(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in checkpoint.manifest.attachments:
-            links.replace_link(folder / name)
-            (folder / name).write_text(checkpoint.attachment(name) or "", encoding="utf-8")
+            replace_file(folder / name, checkpoint.attachment(name) or "")
         for file, names in zip(files, groups):
-            partial = folder / f"{file}.partial"
-            links.replace_link(partial)
-            save_file({name: checkpoint.read(name) for name in names}, partial, metadata={"format": "panax"})
-            links.apply_umask(partial)
-            os.replace(partial, folder / file)
+            with replacement(folder / file) as partial:
+                save_file({name: checkpoint.read(name) for name in names}, partial, metadata={"format": "panax"})
+                links.apply_umask(partial)
         if len(groups) > 1:
             where = {name: file for file, names in zip(files, groups) for name in names}
-            text = json.dumps({"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}, indent=1)
-            links.replace_link(folder / INDEX_FILE)
-            (folder / INDEX_FILE).write_text(text, encoding="utf-8")
+            replace_json(folder / INDEX_FILE, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
     except (OSError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from ..core.errors import CheckpointError
+from ..system import lock
 from ..system.files import discard_folder
 from ..system.secure_dir import is_own_file, is_own_folder, make_private_folder
 
@@ -79,8 +80,6 @@ class MemoryFolder:
 def _marked(folder: Path) -> IO[str]:
     """Open the folder's marker, created if it is missing, under a lock that several processes of a job
     share."""
-    import fcntl
-
     mark = folder / OWNER_MARKER
     if not mark.exists() and any(folder.iterdir()):
         raise PermissionError(f"{folder} was not made by Panax: {OWNER_MARKER} is missing in it")
@@ -93,7 +92,7 @@ def _marked(folder: Path) -> IO[str]:
             file.write(_TEXT)
             file.flush()
         # Only `_remove_stale` locks it exclusively, for a moment, and never waits.
-        fcntl.flock(file, fcntl.LOCK_SH)
+        lock.acquire(file, shared=True, wait=True)
     except BaseException:
         file.close()
         raise
@@ -102,8 +101,6 @@ def _marked(folder: Path) -> IO[str]:
 
 def _remove_stale(copies: Path, run: str) -> None:
     """Remove the marked folders of runs that no job uses and that have not changed for a day."""
-    import fcntl
-
     for path in copies.iterdir():
         mark = path / OWNER_MARKER
         if path.name == run or not _RUN.fullmatch(path.name) or not is_own_folder(path) or not is_own_file(mark):
@@ -113,8 +110,5 @@ def _remove_stale(copies: Path, run: str) -> None:
             newest = max(os.lstat(entry).st_mtime for entry in (path, *path.rglob("*")))
             if file.read() != _TEXT or time.time() - newest <= STALE_SECONDS:
                 continue
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue  # A job uses it.
-            discard_folder(path)
+            if lock.acquire(file):  # Otherwise a job uses it.
+                discard_folder(path)

@@ -17,6 +17,11 @@ MEMORY_ADVICE = (
 )
 
 
+def warn(line: str) -> None:
+    """Print a warning that does not end the command."""
+    print(f"panax: {line}", file=sys.stderr)
+
+
 def report_error(error: BaseException, *, with_traceback: bool) -> int:
     """Print the single message of an error to standard error; return its exit code."""
     if isinstance(error, BrokenPipeError):

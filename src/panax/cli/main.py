@@ -12,7 +12,7 @@ from ..cluster.node.worker import STACKS_VARIABLE, install_guards
 from ..core.errors import RecipeError, suggest_name
 from ..system.allocator import keep_freed_memory, restart_with_huge_pages
 from ..system.streams import repair_streams, tolerate_output_errors, write_last_words
-from .failures import TRACEBACK, report_error
+from .failures import TRACEBACK, report_error, warn
 from .plugins import skip_absent_plugins, suppress_plugin_warnings
 
 USAGE = """\
@@ -231,11 +231,6 @@ def _pause_gc(*, for_good: bool) -> Iterator[None]:
 def _others_wait() -> bool:
     joining = sys.modules.get("panax.job.join")
     return joining is not None and joining.is_joined()
-
-
-def warn(line: str) -> None:
-    """Print a warning that does not end the command."""
-    print(f"panax: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from ..presets.experiments import preset
 from ..presets.released_model import released_model
 from ..run import Experiment, replace_data
 from ..run.blank_data import find_missing_data
+from .failures import warn
 from .flag_aliases import check_names
-from .main import warn
 from .recipes import PRESET, RELEASED, built_in_recipes, find_recipe, format_recipe_error
 from .settings import read_settings
 

@@ -2,14 +2,12 @@
 
 import dataclasses
 import enum
-import json
 import os
 import re
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..core.errors import LaunchError
 
@@ -238,10 +236,3 @@ def filter_environment(environment: dict[str, str] | None = None) -> dict[str, s
     """Return the variables that may be shown."""
     environment = dict(os.environ) if environment is None else environment
     return {name: environment[name] for name in ALLOWED_VARIABLES if name in environment}
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace a file by JSON, atomically."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(value, indent=1), encoding="utf-8")
-    os.replace(beside, path)

@@ -8,10 +8,10 @@ damaged program is never run.
 import contextlib
 import hashlib
 import os
-import tempfile
 import time
 from pathlib import Path
 
+from ..system.replacement import PARTIAL_ENDING, replace_file
 from ..system.secure_dir import make_private_folder
 
 _ENDING = ".program"
@@ -78,14 +78,7 @@ class ProgramFiles:
             return
         if self._bytes is None or self._bytes + len(data) > self.max_bytes:
             self._bytes = self._make_room(len(data))
-        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
-            try:
-                file.write(data)
-                file.flush()
-                os.replace(file.name, self._path(name))
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        replace_file(self._path(name), data, private=True)
         self._bytes += len(data)
 
     def remove(self, name: str) -> None:
@@ -108,7 +101,7 @@ class ProgramFiles:
                 state = path.lstat()
                 if path.suffix == _ENDING:
                     programs.append((state.st_mtime, state.st_size, path))
-                elif path.suffix == ".part" and state.st_mtime < time.time() - _STALE_SECONDS:
+                elif path.suffix == PARTIAL_ENDING and state.st_mtime < time.time() - _STALE_SECONDS:
                     path.unlink()
         total = sum(length for _, length, _ in programs)
         if total + size > self.max_bytes:

@@ -76,20 +76,53 @@ def eliminate_dead_code(program: ClosedJaxpr) -> Jaxpr:
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
 
 
+def read_constants(program: Any) -> list[tuple[Any, Any]]:
+    """Return the constants that a program holds: each variable with its array.
+
+    Raises:
+        ValueError: The program is open: it has variables for constants, and the arrays are elsewhere.
+
+    >>> table = jax.numpy.array([3.0, 4.0])
+    >>> [(_, value)] = read_constants(jax.make_jaxpr(lambda i: table[i])(0))
+    >>> value.tolist()
+    [3.0, 4.0]
+    """
+    variables, values = open_jaxpr(program).constvars, getattr(program, "consts", ())
+    if len(variables) != len(values):
+        raise ValueError(f"the program has {len(variables)} constants and holds the arrays of {len(values)}")
+    return list(zip(variables, values))
+
+
+def called_program(equation: Any) -> Any:
+    """Return the program that a call, custom derivative or rematerialization runs, with its constants if it
+    holds any; None for any other primitive."""
+    name = equation.primitive.name
+    if name in _CALLS:
+        return read_parameter(equation, _CALLS[name])
+    if name == _EXPANDED:
+        return _expand(equation)
+    return None
+
+
 def called_jaxpr(equation: Any) -> Jaxpr | None:
-    """Return the program that a call, custom derivative or rematerialization runs; None for any other
-    primitive.
+    """Return the program of `called_program` without its constants.
 
     >>> called = jax.make_jaxpr(jax.jit(lambda x: x + 1))(1.0)
     >>> [inner.primitive.name for inner in called_jaxpr(called.eqns[0]).eqns]
     ['add']
     """
-    name = equation.primitive.name
-    if name in _CALLS:
-        return open_jaxpr(read_parameter(equation, _CALLS[name]))
-    if name == _EXPANDED:
-        return _expand(equation)
-    return None
+    program = called_program(equation)
+    return None if program is None else open_jaxpr(program)
+
+
+def has_side_effects(equation: Any) -> bool:
+    """Return True if an equation does more than compute its results: it calls the host, or reads or writes a
+    reference. Using a mesh axis has no side effect.
+
+    >>> [has_side_effects(each) for each in jax.make_jaxpr(lambda x: jax.debug.print("{}", x + 1))(1.0).eqns]
+    [False, True]
+    """
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
 
 
 def _expand(equation: Any) -> Jaxpr:

@@ -2,11 +2,10 @@
 write."""
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
 from panax.system.cache_directory import user_caches
+from panax.system.replacement import replace_file
 from panax.system.secure_dir import is_own_file, make_private_folder
 
 
@@ -31,14 +30,12 @@ def is_intact(target: Path) -> bool:
     return beside.read_text(errors="replace") == hashlib.sha256(target.read_bytes()).hexdigest()
 
 
-def write_atomically(target: Path, data: bytes) -> None:
-    """Write a file of this user alone atomically."""
-    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).replace(target)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+def write_intact(target: Path, data: bytes) -> None:
+    """Write a file of this user alone and its checksum file, which `is_intact` reads; the checksum first, so
+    that a file without its checksum is written again.
+
+    Raises:
+        OSError: One can't be written.
+    """
+    replace_file(target.with_suffix(".sha256"), hashlib.sha256(data).hexdigest(), private=True)
+    replace_file(target, data, private=True)

@@ -19,6 +19,7 @@ from ..core.install_hints import install_command
 from ..system import files
 from ..system.files import expand_user
 from ..system.lock import open_locked
+from ..system.replacement import replacement
 from .facts import RunFacts
 from .heat_map import Picture, encode_png
 from .histogram import Histogram
@@ -126,12 +127,10 @@ class CsvTracker(Tracker):
                     )
                 rows = [row for row in reader if (row["step"] or "").isdigit() and keep(row)]
         self._columns = [*columns, *(name for name in new if name not in columns)]
-        beside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        with open(beside, "w", newline="", encoding="utf-8") as file:
+        with replacement(self._file) as partial, open(partial, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(beside, self._file)
 
 
 @dataclasses.dataclass

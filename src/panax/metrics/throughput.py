@@ -14,10 +14,11 @@ import numpy as np
 
 from ..core.layout.target import device_target
 from ..kernels import list_kernels, machine_key, use_kernels
-from ..kernels.cache import kernels_folder, write_atomically
+from ..kernels.cache import kernels_folder
 from ..kernels.cpu.native import peak_loop
 from ..kernels.product import MatmulCase, product
 from ..system import json_reader
+from ..system.replacement import replace_file
 from ..system.secure_dir import is_own_file
 
 PEAK_FLOPS = {
@@ -127,7 +128,7 @@ def _kept_best(name: str, measured: float) -> float:
         file = kernels_folder() / f"peak-{name}.json"
         kept = float(json_reader.read(file, constants=True)) if is_own_file(file) else 0.0
         if measured > kept:
-            write_atomically(file, json.dumps(measured).encode())
+            replace_file(file, json.dumps(measured), private=True)
         return max(kept, measured) if math.isfinite(kept) else measured
     except (OSError, ValueError, TypeError):
         return measured  # without a usable cache, the rate measured now

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ..system.terminal_text import align_columns, format_bytes
 from .collectives import Collective, summarize_collectives
 from .overlap import OverlapReport
 from .step import StepPlan
@@ -16,11 +17,12 @@ def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:
         name: Name of the target.
     """
     memory = plan.memory
-    of = f" of {size(limit)}" if limit else ""
+    of = f" of {format_bytes(limit)}" if limit else ""
     lines = [
         f"compiled       in {plan.compile_seconds:.1f} s for {name}",
-        f"memory         {size(memory.total)}{of} on each device: {size(memory.arguments)} state and batch + "
-        f"{size(memory.temporaries)} temporaries + {size(memory.outputs)} results - {size(memory.reused)} reused",
+        f"memory         {format_bytes(memory.total)}{of} on each device: {format_bytes(memory.arguments)} state and batch + "
+        f"{format_bytes(memory.temporaries)} temporaries + {format_bytes(memory.outputs)} results - "
+        f"{format_bytes(memory.reused)} reused",
     ]
     if not plan.collectives:
         return [*lines, "communication  none"]
@@ -28,8 +30,8 @@ def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:
     counted = [collective for collective in plan.collectives if not collective.open_ended]
     for total in summarize_collectives(counted):
         count = f"{'' if total.exact else '~'}{total.count:,}"
-        rows.append((total.kind, "·".join(total.axes), count, size(total.wire_bytes)))
-    rows.append(("all", "", "", size(sum(collective.total_wire_bytes for collective in counted))))
+        rows.append((total.kind, "·".join(total.axes), count, format_bytes(total.wire_bytes)))
+    rows.append(("all", "", "", format_bytes(sum(collective.total_wire_bytes for collective in counted))))
     lines += ["communication  of one step, sent by each device", *(f"  {line}" for line in align_columns(rows, left=2))]
     if not all(collective.exact for collective in counted):
         lines.append("  ~ some are in a branch that may not be taken")
@@ -42,12 +44,12 @@ def walk_lines(cost: StepCost, limit: int | None) -> list[str]:
     Args:
         limit: Memory of each device in bytes; None if unknown.
     """
-    of = f" of {size(limit)}" if limit else ""
+    of = f" of {format_bytes(limit)}" if limit else ""
     least = "at least " if cost.unknown else ""
     lines = [
         f"traced         in {cost.seconds:.1f} s, before anything is compiled",
-        f"estimate       about {size(cost.memory)}{of} on each device: {size(cost.arguments)} state and batch + "
-        f"{size(cost.temporaries)} temporaries",
+        f"estimate       about {format_bytes(cost.memory)}{of} on each device: {format_bytes(cost.arguments)} state and batch + "
+        f"{format_bytes(cost.temporaries)} temporaries",
         f"work           {least}{cost.work.flops:.3g} FLOPs of matrix multiplications in a step on each device",
     ]
     return [*lines, *_sent_lines(cost, "in one step"), *(f"  at least: {what} is not counted" for what in cost.unknown)]
@@ -62,7 +64,7 @@ def rare_lines(name: str, cost: StepCost, when: str) -> list[str]:
     """
     return [
         f"{name:14} {when}, in another program: {cost.work.flops:.3g} FLOPs on each device, "
-        f"{size(cost.temporaries)} temporaries",
+        f"{format_bytes(cost.temporaries)} temporaries",
         *_sent_lines(cost, f"in one {name}"),
     ]
 
@@ -75,8 +77,8 @@ def _sent_lines(cost: StepCost, when: str) -> list[str]:
         key = (one.purpose, one.kind, "·".join(one.axes))
         groups[key] = groups.get(key, 0) + one.wire_bytes
     rows = [("for", "by", "over", "sent")]
-    rows += [(*key, size(sent)) for key, sent in sorted(groups.items(), key=lambda item: -item[1]) if sent]
-    rows.append(("all", "", "", size(sum(groups.values()))))
+    rows += [(*key, format_bytes(sent)) for key, sent in sorted(groups.items(), key=lambda item: -item[1]) if sent]
+    rows.append(("all", "", "", format_bytes(sum(groups.values()))))
     return [f"sends          {when}, each device", *(f"  {line}" for line in align_columns(rows, left=3))]
 
 
@@ -89,7 +91,7 @@ def _beside_lines(beside: Sequence[OverlapReport]) -> list[str]:
         hides = sum(one.collective.total_wire_bytes for one in members if one.flops)
         flops = sum(one.flops * one.collective.times for one in members)
         if sent:
-            rows.append(("·".join(axes), size(sent), f"{hides / sent:.0%}", f"{flops:.3g}"))
+            rows.append(("·".join(axes), format_bytes(sent), f"{hides / sent:.0%}", f"{flops:.3g}"))
     return [f"  {line}" for line in align_columns(rows, left=1)] if len(rows) > 1 else []
 
 
@@ -102,54 +104,13 @@ def _exchange_lines(collectives: Sequence[Collective]) -> list[str]:
     if first:
         axes, held = "·".join(first[0].axes), max(collective.buffer_bytes for collective in first)
         lines.append(
-            f"expert exchange {size(sum(c.total_wire_bytes for c in first))} of these: rows to their experts over {axes} "
-            f"and back, at equal loads; buffers of {size(held)}"
+            f"expert exchange {format_bytes(sum(c.total_wire_bytes for c in first))} of these: rows to their experts over {axes} "
+            f"and back, at equal loads; buffers of {format_bytes(held)}"
         )
     later = [collective for collective in collectives if collective.open_ended]
     if later:
         lines.append(
-            f"in addition    {size(sum(c.total_wire_bytes for c in later))} for one turn of each loop of unknown length: "
+            f"in addition    {format_bytes(sum(c.total_wire_bytes for c in later))} for one turn of each loop of unknown length: "
             f"the later rounds of an expert exchange, which don't run at equal loads"
         )
     return lines
-
-
-def align_columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Format rows as aligned columns, the first `left` of them flush left and the others flush right.
-
-    >>> align_columns([("a", "10"), ("bcd", "2")], left=1)
-    ['a    10', 'bcd   2']
-    """
-    widths = [max(len(cell) for cell in column) for column in zip(*rows)]
-    return [
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))
-        )
-        for row in rows
-    ]
-
-
-def size(count: int) -> str:
-    """Format a number of bytes in a suitable unit.
-
-    >>> size(3 * 2**20)
-    '3.0 MiB'
-    """
-    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
-
-
-def duration(seconds: float) -> str:
-    """Format a time in a suitable unit.
-
-    >>> duration(0.00021), duration(0.012), duration(3.2), duration(600.0)
-    ('210 µs', '12 ms', '3.2 s', '10 min')
-    """
-    if seconds >= 90:
-        return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
-        if seconds * factor >= 1 or unit == "µs":
-            return f"{seconds * factor:.3g} {unit}" if seconds * factor < 100 else f"{seconds * factor:.0f} {unit}"
-    raise AssertionError("the last unit takes all")

@@ -15,9 +15,9 @@ from ..mesh.rules import MeshAxes
 from ..parallel.row_exchange import SPARE
 from ..parallel.row_placement import TablePlacement
 from ..spmd.collectives import token_axes
+from ..system.terminal_text import format_bytes
 from ..train import CompiledStep
 from .collectives import CollectiveKind, ring_wire_bytes
-from .report import size
 
 FLOAT32 = INT32 = 4
 KEY_BYTES = 8
@@ -190,9 +190,10 @@ def table_lines(costs: list[TableCost]) -> list[str]:
         ids = "ids" if cost.told is None else "keys, which rows are given out to,"
         sent = sum(cost.sent_bytes().values())
         lines += [
-            f"table          {cost.name}: {cost.rows:,} rows x {cost.width} over {where}{columns}, {size(cost.table_bytes)} with "
+            f"table          {cost.name}: {cost.rows:,} rows x {cost.width} over {where}{columns}, "
+            f"{format_bytes(cost.table_bytes)} with "
             f"its optimizer on each device",
             f"               {cost.ids:,} {ids} a step on each, at most {cost.distinct_rows:,} distinct{seen}; sends up to "
-            f"{size(sent)}",
+            f"{format_bytes(sent)}",
         ]
     return lines

@@ -10,9 +10,9 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from ..plan.report import duration
 from ..plan.search.profile import DeviceRates, DiskRates, HardwareProfile, LinkRates, ProcessFacts
 from ..plan.search.targets import CHIPS
+from ..system.terminal_text import format_elapsed, format_flop_rate, format_rate
 from .versions import find_outliers
 
 DEVICE_RATIO, CPU_RATIO = 1.25, 2.5
@@ -131,9 +131,11 @@ def _problem_of(profile: HardwareProfile, link: LinkRates, links: Sequence[LinkR
             f"{format_rate(link.bandwidth)}, below the {format_rate(LEAST_BANDWIDTH)} of any usable network"
         )
     if latency is not None and link.latency_seconds > max(LATENCY_RATIO * latency, latency + LATENCY_SECONDS):
-        problems.append(f"latency {duration(link.latency_seconds)}, where other links have {duration(latency)}")
+        problems.append(
+            f"latency {format_elapsed(link.latency_seconds)}, where other links have {format_elapsed(latency)}"
+        )
     elif link.latency_seconds > MOST_LATENCY:
-        problems.append(f"latency {duration(link.latency_seconds)}, above {duration(MOST_LATENCY)}")
+        problems.append(f"latency {format_elapsed(link.latency_seconds)}, above {format_elapsed(MOST_LATENCY)}")
     return ", and ".join(problems)
 
 
@@ -266,7 +268,7 @@ def find_slow_disks(profile: HardwareProfile) -> list[HardwareFinding]:
 
 
 def _time_of(disk: DiskRates, bandwidth: float) -> str:
-    return f"10 GB take {duration(10e9 / bandwidth)}"
+    return f"10 GB take {format_elapsed(10e9 / bandwidth)}"
 
 
 def find_clock_offsets(profile: HardwareProfile) -> list[HardwareFinding]:
@@ -301,7 +303,7 @@ def find_clock_offsets(profile: HardwareProfile) -> list[HardwareFinding]:
 
 def _ahead(offset: float, facts: ProcessFacts) -> str:
     way = "ahead of" if offset > 0 else "behind"
-    return f"{duration(abs(offset))} (± {duration(max(facts.clock_error_seconds, 1e-5))}) {way}"
+    return f"{format_elapsed(abs(offset))} (± {format_elapsed(max(facts.clock_error_seconds, 1e-5))}) {way}"
 
 
 def find_version_mismatches(profile: HardwareProfile) -> list[HardwareFinding]:
@@ -327,31 +329,3 @@ def find_version_mismatches(profile: HardwareProfile) -> list[HardwareFinding]:
 def _several(profile: HardwareProfile, processes: Sequence[int]) -> str:
     shown = ", ".join(process_name(profile, index) for index in processes[:4])
     return shown if len(processes) <= 4 else f"{shown} and {len(processes) - 4} more"
-
-
-# --- formatted figures
-
-
-def format_rate(bytes_per_second: float) -> str:
-    """Format bytes per second in a suitable unit.
-
-    >>> format_rate(12.5e6), format_rate(450e9)
-    ('12.5 MB/s', '450 GB/s')
-    """
-    return _in_units(bytes_per_second, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
-
-
-def format_flop_rate(flops: float) -> str:
-    """Format the rate of a device's work in a suitable unit.
-
-    >>> format_flop_rate(989e12)
-    '989 TFLOP/s'
-    """
-    return _in_units(flops, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"))
-
-
-def _in_units(value: float, units: Sequence[str]) -> str:
-    place = 0
-    while value >= 999.5 and place < len(units) - 1:
-        value, place = value / 1000, place + 1
-    return f"{value:.3g} {units[place]}"

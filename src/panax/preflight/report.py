@@ -5,10 +5,10 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..plan.report import align_columns, duration
 from ..plan.search.profile import HardwareProfile
 from ..system import json_reader
-from .findings import HardwareFinding, format_flop_rate, format_rate, process_name
+from ..system.terminal_text import align_columns, format_elapsed, format_flop_rate, format_rate
+from .findings import HardwareFinding, process_name
 from .full import FullCheck, part_lines
 
 MAX_ROWS = 8
@@ -107,7 +107,7 @@ def _collectives(profile: HardwareProfile) -> Iterator[str]:
         (
             "·".join(each.axes),
             f"{each.kind} of {each.ways}",
-            duration(each.latency_seconds),
+            format_elapsed(each.latency_seconds),
             format_rate(each.bandwidth),
             _size(each.sent_bytes),
         )
@@ -130,7 +130,7 @@ def _links(profile: HardwareProfile) -> Iterator[str]:
             ends = f"{source.host} ({source.process}) -> {target.host} ({target.process})"
         else:
             ends = f"process {ends}"
-        rows.append((ends, "·".join(each.axes), duration(each.latency_seconds), format_rate(each.bandwidth)))
+        rows.append((ends, "·".join(each.axes), format_elapsed(each.latency_seconds), format_rate(each.bandwidth)))
     yield from _table(rows, 2, len(profile.links) - len(chosen))
 
 
@@ -153,9 +153,9 @@ def _rest(profile: HardwareProfile) -> Iterator[str]:
         error = max(each.clock_error_seconds for each in profile.processes)
         apart = max(offsets) - min(offsets)
         known = (
-            f"within {duration(apart + 2 * error)}"
+            f"within {format_elapsed(apart + 2 * error)}"
             if apart < 2 * error
-            else f"{duration(apart)} apart (± {duration(error)})"
+            else f"{format_elapsed(apart)} apart (± {format_elapsed(error)})"
         )
         yield f"clocks         {known}"
     by_host = {each.host: each for each in profile.processes}

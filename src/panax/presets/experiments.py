@@ -16,8 +16,8 @@ from ..optim import AdamW, Schedule
 from ..run import EvaluateConfig, Experiment
 from ..run.blank_data import NoData
 from ..run.data_override import replace_data
+from ..run.folder.attachments import TOKENIZER
 from ..run.folder.trained_model import find_checkpoints
-from ..run.start import TOKENIZER
 from ..stores import is_remote, redact_address
 from ..system.files import expand_user
 

@@ -15,7 +15,7 @@ from ..optim import AdamW, Schedule
 from ..run import EvaluateConfig, Experiment
 from ..run.blank_data import NoData
 from ..run.data_override import replace_data
-from ..run.start import TOKENIZER
+from ..run.folder.attachments import TOKENIZER
 from .experiments import MOST_TOKENS, paths_of
 
 OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json")

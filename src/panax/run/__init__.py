@@ -3,17 +3,17 @@
 from .data_override import replace_data
 from .entry import fit, open_run
 from .experiment import EvaluateConfig, Experiment, ProbeConfig, RollbackConfig, VerifyConfig
-from .folder.trained_model import LoadedModel
+from .folder.trained_model import LoadedModel, evaluate
 from .folder.trained_model import load_model as load
 from .loop import Run
 from .plain_step import PlainStep, compile_step
 from .preparation import prepare
-from .reporting.evaluation import evaluate
 from .reporting.generation import TextModel, generate_text
 from .result import Result
 from .tools.batch_search import BatchSearch, find_batch
 from .tools.check import check
-from .tools.lr_search import RateSearch, find_lr
+from .tools.lr_curve import RateSearch
+from .tools.lr_search import find_lr
 from .tools.sweep import Sweep, sweep
 
 __all__ = [

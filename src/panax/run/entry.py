@@ -27,7 +27,8 @@ from ..train.memory_check import check_memory
 from .blank_data import find_missing_data
 from .experiment import Experiment
 from .loop import Run, RunRecovery
-from .preparation import LogFn, prepare
+from .opened_data import LogFn
+from .preparation import prepare
 from .recovery.checkpointing import CheckpointSchedule
 from .recovery.interrupt import SignalHandler
 from .recovery.islands import Island

@@ -17,7 +17,8 @@ from ..metrics.heat_map import Picture
 from ..train import Scalars, evaluate_sent
 from .experiment import Experiment
 from .feed import DeviceBatch, prefetch_to_device
-from .preparation import LogFn, PreparedRun
+from .opened_data import LogFn
+from .preparation import PreparedRun
 from .recovery.checkpointing import CheckpointSchedule, is_step_due
 from .recovery.fallback_layouts import write_fallback_layouts
 from .recovery.hardware_probe import HardwareProbe

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,7 +10,6 @@ import numpy as np
 
 from ..comms import Islands
 from ..core import DataFacts, Source, Task
-from ..core.errors import RecipeError, describe_type
 from ..core.layout.target import device_target
 from ..data import BatchRamp, ExampleData, IterableSource, TextData
 from ..data.loading.batch_conversion import ConvertedSource, convert_batches
@@ -18,8 +17,6 @@ from ..data.loading.batch_ramp import apply_batch_ramp
 from ..data.loading.class_agreement import align_held_out
 from ..data.loading.overfit import FirstBatches
 from ..data.loading.shard import BatchShard
-from ..data.text.text_bytes import bits_per_byte
-from ..data.text.tokenizer import Tokenizer
 from ..job.heartbeat import heartbeat
 from ..kernels import choose_by_timing
 from ..mesh import Placement
@@ -36,36 +33,9 @@ from ..train.program import check_rows_together
 from .auto_mesh import resolve_auto_mesh
 from .degraded_features import pause_comms
 from .experiment import Experiment
+from .opened_data import LogFn, OpenedData, to_source
 from .tools.slow_axes import resolve_slow_axes
-
-LogFn = Callable[[str], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class OpenedData:
-    """Sources, and the facts that a task may take from them.
-
-    Attributes:
-        shapes: Number of different batch shapes that `train` may have.
-        unigram_entropy: Nats per held-out token of a model of token frequencies alone: the value that a loss
-            must fall below.
-        bytes_per_target: Bytes of text for each held-out token; None if the data is not text.
-    """
-
-    train: Source
-    held_out: Source | None
-    facts: DataFacts
-    tokenizer: Tokenizer | None = None
-    shapes: int = 1
-    unigram_entropy: float | None = None
-    bytes_per_target: float | None = None
-
-    def add_bits_per_byte(self, evaluation: Mapping[str, float]) -> Mapping[str, float]:
-        """Add the cross-entropy in bits per byte to held-out figures: it does not depend on the tokenizer."""
-        nats = evaluation.get("loss/cross_entropy")
-        if nats is None or not self.bytes_per_target:
-            return evaluation
-        return {**evaluation, "bits_per_byte": bits_per_byte(nats, self.bytes_per_target)}
+from .whole_data import open_full
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +112,6 @@ def _opened(experiment: Experiment, say: LogFn) -> OpenedData:
 
 def _with_held_out(opened: OpenedData, experiment: Experiment, say: LogFn) -> OpenedData:
     """Add the experiment's held-out data, with ids that mean the same as in training."""
-    from .whole_data import open_full  # imports this module
-
     data = experiment.held_out
     if not isinstance(data, TextData | ExampleData):
         held_out, notes = align_held_out(to_source(data, epochs=1), opened.train)
@@ -158,28 +126,6 @@ def _with_held_out(opened: OpenedData, experiment: Experiment, say: LogFn) -> Op
         shapes=max(opened.shapes, held_out_data.shapes),
         unigram_entropy=None,
         bytes_per_target=held_out_data.bytes_per_target,
-    )
-
-
-def to_source(data: Any, epochs: int | None = None) -> Source:
-    """Return a source as it is; wrap any other iterable as one.
-
-    Args:
-        epochs: Number of epochs of evaluation data: its short last batch counts too. None: for training data.
-    """
-    if isinstance(data, IterableSource):
-        return data if epochs is None else data.with_short_batch()
-    if isinstance(data, Source):
-        return data
-    if isinstance(data, Mapping):
-        raise RecipeError(
-            f"data is one batch ({describe_type(data)} with {', '.join(map(str, list(data)[:4]))}); expected batches: for this "
-            f"one alone write data=[batch]"
-        )
-    if isinstance(data, Iterable):
-        return IterableSource(data, epochs=epochs, keep_short_batch=epochs is not None)
-    raise RecipeError(
-        f"data is {describe_type(data)}; expected TextData, ExampleData, a Source, a DataLoader or another iterable"
     )
 
 

@@ -23,10 +23,13 @@ from ..system import json_reader
 from ..system.lock import describe_owner, open_locked
 from .compile_ahead import compile_ahead
 from .experiment import Experiment
+from .folder.attachments import CLASSES, MODEL, RELEASED
 from .folder.description import serialize_config
 from .folder.previous_run import RUN_FILES, SETTINGS, archive_run, check_same_run, find_resume_position
 from .folder.restoration import restart_averaging, restore_state
-from .preparation import LogFn, PreparedRun
+from .folder.trained_model import find_checkpoints, read_class_names, read_weights
+from .opened_data import LogFn
+from .preparation import PreparedRun
 from .recovery.checkpointing import BEST, BestEvaluation
 from .recovery.skipped_batches import (
     DataProgress,
@@ -38,12 +41,7 @@ from .recovery.skipped_batches import (
 )
 from .versions import report_versions
 
-MODEL = "model.json"
-TOKENIZER = "tokenizer.json"
 KERNELS = "kernels.json"
-CLASSES = "classes.json"
-RELEASED = "released.json"
-"""The config.json of the model from which a run began."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -399,8 +397,6 @@ def init_state(prepared: PreparedRun, say: LogFn) -> TrainState:
         say(f"starting from the weights in {where}")
         params, model_state = load(find_model(where).folder, prepared.task, state.params, state.model_state)
     else:
-        from .folder.trained_model import find_checkpoints, read_class_names, read_weights
-
         checkpoint = next(find_checkpoints(where))
         say(f"starting from the weights in {checkpoint.url}")
         theirs, ours = read_class_names(checkpoint), find_class_names(prepared.data.train)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from ..checkpoint import Checkpoint
-from .preparation import LogFn
+from .opened_data import LogFn
 
 VERSIONS = "versions"
 """Name under which a checkpoint stores them."""

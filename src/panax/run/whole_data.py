@@ -26,7 +26,7 @@ from ..data.images.encoded_images import Images
 from ..data.loading.batch_conversion import convert_batches
 from ..data.loading.class_agreement import align_held_out, align_ids, find_examples, replace_examples, unwrap_source
 from ..data.text.tokenizer import Tokenizer
-from .preparation import LogFn, OpenedData, to_source
+from .opened_data import LogFn, OpenedData, to_source
 
 MAX_SHAPES = 8
 """Number of batch shapes allowed in batches from the caller: each shape is compiled."""

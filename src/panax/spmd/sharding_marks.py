@@ -146,7 +146,8 @@ def _marked(
     tree: Any, mark: ShardingMark, holds: tuple[tuple[str, tuple[ValueState, ...]], ...], label: str, dim: int = 0
 ) -> Any:
     layout = current_layout()
-    holds = () if layout is None else tuple((axis, what) for axis, what in holds if layout.sizes.get(axis, 1) > 1)
+    # Sorted: callers build it from sets of axes, and equal programs should be written alike.
+    holds = () if layout is None else tuple(sorted(each for each in holds if layout.sizes.get(each[0], 1) > 1))
     if not holds:
         return tree
     return jax.tree.map(lambda x: mark_p.bind(x, mark=mark, holds=holds, label=label, dim=dim), tree)

@@ -1,5 +1,6 @@
 """Stores of bytes behind one small protocol: a disk, a shared file system, or an object store."""
 
+from .address import open_store
 from .local import LocalStore
 from .store import (
     REMOTE,
@@ -12,7 +13,6 @@ from .store import (
     check_path,
     is_remote,
     join_url,
-    open_store,
     redact_address,
 )
 

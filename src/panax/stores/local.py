@@ -16,6 +16,7 @@ from pathlib import Path
 from ..core.errors import StoreError
 from ..job.heartbeat import heartbeat
 from ..system import files
+from ..system.replacement import flush_folder
 from .direct import MIN_DIRECT_BYTES, PAGE, buffer_address, read_direct
 from .store import Buffer, Entry, ObjectNotFoundError, check_path
 
@@ -55,7 +56,7 @@ class LocalStore:
                     with contextlib.suppress(OSError):
                         partial.unlink()
                     raise
-            _flush_folder(target.parent)
+            flush_folder(target.parent)
         except OSError as error:
             raise StoreError(
                 f"{target} can't be written: {_reason(error)}; free space there, or check its permissions"
@@ -74,7 +75,7 @@ class LocalStore:
                 return False
             finally:
                 partial.unlink()
-            _flush_folder(target.parent)
+            flush_folder(target.parent)
         except OSError as error:
             raise StoreError(
                 f"{target} can't be written: {_reason(error)}; the file system must have hard links, and room"
@@ -153,7 +154,7 @@ class LocalStore:
                 raise _unremovable(file, error) from error
         for folder in folders:
             with contextlib.suppress(FileNotFoundError):
-                _flush_folder(folder)
+                flush_folder(folder)
         # A folder exists only for its objects: an empty one is removed with its last object.
         for folder in sorted(folders, key=lambda f: len(f.parts), reverse=True):
             while folder != self._root and folder.is_relative_to(self._root):
@@ -260,15 +261,7 @@ def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        _flush_folder(folder.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        flush_folder(folder.parent)
 
 
 def _raise(error: OSError) -> None:

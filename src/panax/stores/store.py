@@ -111,30 +111,6 @@ def is_remote(url: str) -> bool:
     return url.startswith(REMOTE)
 
 
-def open_store(url: str | Path) -> ExclusiveStore:
-    """Open the store at a path of this machine, or at `s3://bucket/prefix`, `gs://bucket/prefix`,
-    `az://container/prefix`.
-
-    Credentials and endpoints of object stores come from the environment alone.
-
-    Raises:
-        StoreError: The address is of no known kind, or its credentials are missing.
-    """
-    text = str(url)
-    if is_remote(text):
-        from .objects import ObjectStore
-
-        return ObjectStore.open(text)
-    if "://" in text:
-        raise StoreError(
-            f"{redact_address(text)} is not a known kind of store; expected a path or {', '.join(REMOTE[:3])}..., with "
-            f"credentials in the environment"
-        )
-    from .local import LocalStore
-
-    return LocalStore(text)
-
-
 def redact_address(text: str) -> str:
     """Remove parts of an address that can hold a secret: user and password, and anything after `?` or `#`.
 

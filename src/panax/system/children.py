@@ -69,14 +69,7 @@ class PipedProcess:
     @property
     def has_ended(self) -> bool:
         """Return True if the process has ended; its id stays reserved until `end`."""
-        if self._process.returncode is not None:
-            return True
-        if not hasattr(os, "waitid"):  # macOS
-            return self._process.poll() is not None
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-        except ChildProcessError:  # other code has waited for it
-            return True
+        return has_ended(self._process)
 
     def write(self, parts: Iterable[Any], seconds: float) -> None:
         """Write bytes to the process.
@@ -157,8 +150,7 @@ class PipedProcess:
     def kill(self) -> None:
         """Kill it and all processes that it has started and that have not left its group."""
         if self._process.returncode is None:  # until then no other group can have its number
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self.pid)
 
     def _more(self, seconds: float) -> None:
         self._wait(self._output, select.POLLIN, seconds)
@@ -183,6 +175,51 @@ class PipedProcess:
             before = now
             if waited >= seconds:
                 raise TimeoutError(f"nothing for {seconds:g} seconds")
+
+
+def has_ended(process: "subprocess.Popen[Any]") -> bool:
+    """Return True if a child process has ended; its id stays reserved until it is waited for."""
+    if process.returncode is not None:
+        return True
+    if not hasattr(os, "waitid"):  # macOS
+        return process.poll() is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:  # other code has waited for it
+        return True
+
+
+def kill_group(leader: int) -> None:
+    """Kill a process that leads a group, and all processes of the group; nothing happens if they have ended.
+
+    The caller has not waited for the leader yet: until then no other group can have its number.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def end_process(
+    process: "subprocess.Popen[Any]", patience: float, *, grace: float | None = None, group: bool = False
+) -> int:
+    """Let a child process end by itself, then end it; return its exit code, negative for a signal.
+
+    Args:
+        patience: Seconds until the first signal.
+        grace: Seconds between SIGTERM and SIGKILL; None for SIGKILL alone.
+        group: True to signal all processes of the group that it leads.
+    """
+    steps = [(None, patience)] if grace is None else [(None, patience), (signal.SIGTERM, grace)]
+    for number, seconds in steps:
+        if number is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number) if group else process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(seconds)
+    if group:
+        kill_group(process.pid)
+    else:
+        process.kill()
+    return process.wait(60)  # the kernel takes no longer to end a process after SIGKILL
 
 
 class CompletedCommand(NamedTuple):
@@ -228,8 +265,7 @@ def run_command(
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{command[0]} did not end within {seconds:g} seconds") from None
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
             process.wait(60)
         said = []
         for file in (output, errors):

@@ -8,7 +8,6 @@ written through it.
 
 import contextlib
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -112,30 +111,6 @@ def discard_folder(folder: Path) -> None:
     """Remove a folder as far as the system permits: the rest is left for a later cleanup."""
     with contextlib.suppress(OSError):
         remove_folder(folder)
-
-
-def is_regular_file(path: Path) -> bool:
-    """Return True if a path is a regular file: not a link, pipe, device or folder."""
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
-
-
-def replace_link(path: Path) -> str:
-    """Remove a link at a path where a file is to be written, so that its target is not overwritten.
-
-    Returns:
-        The target of the link; empty if there was none.
-
-    Raises:
-        OSError: The link can't be removed.
-    """
-    if not path.is_symlink():
-        return ""
-    target = os.readlink(path)
-    path.unlink(missing_ok=True)
-    return target
 
 
 def trim_partial_line(file: IO[bytes]) -> None:

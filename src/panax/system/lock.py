@@ -1,10 +1,11 @@
-"""A file locked by one process at a time."""
+"""Locks of files among processes: they end with the process that holds them."""
 
+import errno
 import json
 import os
 import socket
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -21,16 +22,47 @@ def open_locked(path: str | Path) -> IO[bytes]:
         BlockingIOError: Another process has locked it.
         OSError: It can't be opened for writing, or is a link.
     """
-    import fcntl  # Absent on Windows, where `check_platform` ends a run first.
-
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     file = os.fdopen(descriptor, "r+b", buffering=0)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not acquire(file):
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", str(path))
     except BaseException:
         file.close()
         raise
     return file
+
+
+def acquire(file: int | IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
+    """Lock an open file until it is closed; return False if another process holds a lock that excludes this
+    one.
+
+    Args:
+        shared: True for a lock that several processes may hold.
+        wait: True to wait until the lock is free.
+
+    Raises:
+        OSError: The file system or the system has no locks.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows, where `check_platform` ends a run first.
+        raise OSError(errno.ENOSYS, "the system has no file locks") from None
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_locked(path: str | Path) -> bool:
+    """Return True if a process on this host has locked a file exclusively."""
+    try:
+        with open(path, "rb") as file:
+            # Shared, for the moment of the test: two readers don't block each other.
+            return not acquire(file, shared=True)
+    except OSError:
+        return False
 
 
 def describe_owner() -> str:

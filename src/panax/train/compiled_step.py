@@ -144,9 +144,16 @@ class CompiledStep:
             RecipeError: It does not fit in the memory of the devices.
         """
         check_memory(self.program.abstract, self.shardings)
+        return self._initialize(self._create, seed)
+
+    def trace_init(self, seed: int = 0) -> Any:
+        """Trace the program of `init`, for analysis."""
+        return self._initialize(self._create.trace, seed)
+
+    def _initialize(self, function: Callable[..., Any], seed: int) -> Any:
         given = self.program.task.load_initial((self.shardings.params, self.shardings.model_state))
         with init_sequentially(self.placement.sizes.get("stage", 1) == 1):
-            return self._create(jax.random.key(seed), given)
+            return function(jax.random.key(seed), given)
 
     @property
     def row_multiple(self) -> int:
@@ -400,12 +407,22 @@ class CompiledStep:
     def _compile_evaluate(self, batch: Mapping[str, Any]) -> Any:
         return self._ahead.get_or_make(("evaluate", _signature(batch)), partial(self._evaluation_compiled, batch))
 
-    def _evaluation_compiled(self, batch: Mapping[str, Any]) -> Any:
-        self._check_mesh()
+    def trace_evaluation(self, batch: Mapping[str, Any]) -> Any:
+        """Trace the evaluation for the shapes of `batch` (abstract or concrete), for lowering or analysis.
+
+        Raises:
+            LayoutError: A sum over devices is missing (`StepConfig.check_sums`).
+        """
         with self.placement.activate(), use_kernels(self.program.kernels.names):
             function = partial(self.program.evaluate, batch_axes=self.batch_axes)
             traced = jax.jit(function).trace(self._abstract_state(), self._abstract_batch(batch))
-            return self._checked_program(traced).lower().compile(compiler_options=self._options)
+        return self._checked_program(traced)
+
+    def _evaluation_compiled(self, batch: Mapping[str, Any]) -> Any:
+        self._check_mesh()
+        traced = self.trace_evaluation(batch)
+        with self.placement.activate(), use_kernels(self.program.kernels.names):
+            return traced.lower().compile(compiler_options=self._options)
 
     def _checked_program(self, traced: Any) -> Any:
         if self.program.config.check_sums:

@@ -3,16 +3,16 @@ equally often."""
 
 import contextlib
 import dataclasses
-import json
 import math
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from panax.core.errors import RecipeError
 from panax.core.finite_stats import min_finite
 from panax.metrics.report.formats import format_duration, format_money
 from panax.system import json_reader
+from panax.system.replacement import replace_json
+from panax.system.terminal_text import align_columns
 
 from ..columns import Column
 from ..workload.equality import compare_losses, tolerances
@@ -189,11 +189,7 @@ class Race(Measurement):
             arrival.reason = f"not reached in {arrival.steps} steps: {min_finite(arrival.losses.values()):.4f} at best"
 
     def _keep(self, arrivals: dict[str, RaceEntry]) -> None:
-        partial = self.folder / (REACHED + ".partial")
-        partial.write_text(
-            json.dumps([dataclasses.asdict(each) for each in arrivals.values()], indent=1) + "\n", encoding="utf-8"
-        )
-        os.replace(partial, self.folder / REACHED)
+        replace_json(self.folder / REACHED, [dataclasses.asdict(each) for each in arrivals.values()])
 
     def _kept(self) -> dict[str, RaceEntry]:
         """Read the columns that ended in an earlier run; failed ones are tried again."""
@@ -229,13 +225,6 @@ def format_race_table(
             else [format_money(each.seconds / 3600 * each.devices * price, currency) if each.reached else "—"]
         )
         rows.append([each.title, *counted, *cost, lowest])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = list(_aligned(rows, widths))
+    lines = align_columns(rows)
     notes = [f"{each.title}: {each.reason}" for each in arrivals if each.reason]
     return "\n".join([*lines, *([""] if notes else []), *notes])
-
-
-def _aligned(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str]:
-    for row in rows:
-        cells = (cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(row, widths)))
-        yield "  ".join(cells)

@@ -14,7 +14,7 @@ from panax.system import json_reader
 from ..workload.compared_work import Batch
 
 if TYPE_CHECKING:
-    from panax.run.preparation import OpenedData
+    from panax.run.opened_data import OpenedData
 
 TRAIN, HELD_OUT, STREAM = "train", "held_out", "stream.json"
 MOST_HELD_OUT = 64

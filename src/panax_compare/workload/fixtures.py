@@ -19,7 +19,8 @@ from panax.data import BytePairTokenizer, PythonLibrary, TextData
 from panax.models import DecoderConfig, DecoderTask, VitConfig, VitTask, count_parameters
 from panax.models.flops import training_flops_per_image, training_flops_per_token
 from panax.run.experiment import Experiment
-from panax.run.preparation import OpenedData, open_data
+from panax.run.opened_data import OpenedData
+from panax.run.preparation import open_data
 from panax.system import json_reader
 
 from ..measure.stream import TRAIN, Stream, make_stream

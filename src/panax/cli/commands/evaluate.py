@@ -10,7 +10,7 @@ from ...job.join import check_single_process
 from ...metrics.console import plain_console, wrap_line
 from ...run.folder.trained_model import load_model
 from ...run.reporting.evaluation import evaluate_loaded_model
-from ..main import warn
+from ..failures import warn
 from ..parser import Parser
 from ..plugins import start_jax
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ...core.sanitize import make_printable
 from ...job.join import check_single_process
 from ...run.folder.trained_model import load_model
-from ..main import warn
+from ..failures import warn
 from ..parser import Parser
 from ..plugins import start_jax
 

@@ -29,7 +29,7 @@ from ...plan import (
     text_batch,
     walk_step,
 )
-from ...plan.report import plan_lines, rare_lines, size, walk_lines
+from ...plan.report import plan_lines, rare_lines, walk_lines
 from ...plan.search.profile import (
     HardwareProfile,
     ProfileError,
@@ -46,6 +46,7 @@ from ...run.blank_data import find_missing_data
 from ...run.folder.description import serialize_config
 from ...run.preparation import prepare
 from ...run.sketch import sketch_step
+from ...system.terminal_text import format_bytes
 from ...train.compiled_step import CompiledStep
 from ..overrides import asks_for_help, experiment_from
 from ..plugins import start_jax, suppress_plugin_warnings
@@ -194,14 +195,14 @@ def print_parameters(subject: Subject, console: Console) -> None:
         ("optimizer", program.abstract.optimizer_state, step.shardings.optimizer_state),
     ):
         total_bytes, each = _bytes(tree, shardings)
-        console.print(f"{name:14} {size(total_bytes)}, {size(each)} on each device")
+        console.print(f"{name:14} {format_bytes(total_bytes)}, {format_bytes(each)} on each device")
     for line in _kinds(program.abstract.optimizer_state, step.shardings.optimizer_state, total):
         console.print(line, highlight=False)
     for name in ("owed", "delayed"):
         kept, lies = getattr(program.abstract, name), getattr(step.shardings, name)
         if kept is not None:
             total_bytes, each = _bytes(kept, lies)
-            console.print(f"{name:14} {size(total_bytes)}, {size(each)} on each device")
+            console.print(f"{name:14} {format_bytes(total_bytes)}, {format_bytes(each)} on each device")
     words = program.comms.describe()
     if words is not None:
         console.print(words)
@@ -288,7 +289,7 @@ def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> Non
     if limit and plan.memory.total > limit:
         _warn(
             console,
-            f"the step does not fit: {size(plan.memory.total)} on each device, which has {size(limit)}. {LESS}",
+            f"the step does not fit: {format_bytes(plan.memory.total)} on each device, which has {format_bytes(limit)}. {LESS}",
         )
 
 
@@ -334,7 +335,7 @@ def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> list[str]:
             for axis, length, part in zip(leaf_axes, leaf.shape, spec)
         ]
         total_bytes, each = _leaf_bytes(leaf.shape, leaf.dtype), _leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)
-        lines += _row(name if free else f"{name} (frozen)", size(total_bytes), size(each)).splitlines()
+        lines += _row(name if free else f"{name} (frozen)", format_bytes(total_bytes), format_bytes(each)).splitlines()
         lines += wrap_line(f"  {' x '.join(dims) or 'one number'}", 4).splitlines()
     return lines
 
@@ -344,16 +345,18 @@ def _kinds(state: Any, shardings: Any, parameters: int) -> list[str]:
     parameter."""
     lines = []
     for kind, kept in state.items() if isinstance(state, Mapping) else ():
-        whole, each = _bytes(kept, shardings[kind])
+        total_bytes, each = _bytes(kept, shardings[kind])
         types = " and ".join(dict.fromkeys(leaf.dtype.name for leaf in jax.tree.leaves(kept)))
         if isinstance(kept, Mapping):
-            share = whole / max(1, parameters)
-            lines.append(f"  {kind:12} {size(whole)}, {size(each)} on each: {types}, {share:.2f} bytes a parameter")
+            share = total_bytes / max(1, parameters)
+            lines.append(
+                f"  {kind:12} {format_bytes(total_bytes)}, {format_bytes(each)} on each: {types}, {share:.2f} bytes a parameter"
+            )
     return lines
 
 
-def _row(name: str, whole: str, each: str) -> str:
-    numbers = f"{whole:>10} {each:>14}"
+def _row(name: str, total_bytes: str, each: str) -> str:
+    numbers = f"{total_bytes:>10} {each:>14}"
     return (
         f"{name:{WIDTH - len(numbers)}}{numbers}" if len(name) < WIDTH - len(numbers) else f"{name}\n{numbers:>{WIDTH}}"
     )

@@ -8,6 +8,7 @@ from ...core.errors import RecipeError
 from ...job.join import check_single_process
 from ...metrics.console import plain_console
 from ...run.tools.sweep import CHART, TABLE, Sweep, expand_flags, run_trials
+from ...system.terminal_text import align_columns
 from ..overrides import experiment_from
 from ..plugins import start_jax
 
@@ -63,8 +64,7 @@ def format_sweep(result: Sweep) -> list[str]:
         loss = "failed" if trial.error else f"{trial.loss:.4f}"
         more = [f"{trial.evaluation['accuracy']:.1%}" if "accuracy" in trial.evaluation else ""] if accurate else []
         rows.append([*(str(trial.settings[name]) for name in names), str(trial.step), loss, *more])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
+    lines = align_columns(rows, left=0)
     if math.isfinite(ranked[0].loss):
         lines.append(f"best          {ranked[0].folder}")
     return ["", *lines, f"table         {result.folder}/{TABLE}", f"chart         {result.folder}/{CHART}"]

@@ -4,7 +4,6 @@ that nodes can reach."""
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -121,13 +120,7 @@ class ClientProcess:
         Args:
             seconds: Seconds to wait before the first signal.
         """
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds if number is None else END_SECONDS)
-                break
+        children.end_process(self._process, seconds, grace=END_SECONDS)
         self._output.close()
 
 

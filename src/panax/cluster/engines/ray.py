@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from ...core.errors import LaunchError
 from ...system import json_reader
+from ...system.children import end_process
 from ...system.json_reader import JsonError
 from .client import local_address, read_tail
 from .engine import AGENT_COMMAND, AGENTS_SECONDS
@@ -199,11 +200,7 @@ class RayClient:
             return
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, END_SECONDS)
         self._reader.join(END_SECONDS)  # children of the client may hold its pipe
         assert self._process.stdout is not None
         self._process.stdout.close()

@@ -5,7 +5,6 @@ Ray also kills the direct children of a dead actor, such as this process: the co
 the kernel.
 """
 
-import contextlib
 import ctypes
 import os
 import select
@@ -13,6 +12,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+
+from ...system.children import end_process
 
 GRACE_SECONDS = 5.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -38,12 +39,7 @@ def run_tethered(command: Sequence[str], tether: int = 0) -> int:
     )
     while process.poll() is None:
         if select.select([tether], [], [], LOOK_SECONDS)[0] and not os.read(tether, 1024):
-            for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(seconds)
-                    break
+            end_process(process, 0.0, grace=GRACE_SECONDS, group=True)
     return process.returncode
 
 

@@ -1,11 +1,11 @@
 """This machine as an engine: the supervisor starts agents itself, and communicates by unnamed sockets."""
 
-import contextlib
 import os
 import socket
 import subprocess
 import sys
 
+from ...system.children import end_process
 from ..engines import AGENT_COMMAND
 from ..engines.environment import NODE, SECRET
 from ..supervisor.nodes import Nodes
@@ -33,7 +33,7 @@ class LocalAgents:
 
     def replace(self, node: int) -> None:
         # Its connection has ended, so it has ended too, or hangs.
-        self._end(self._agents.pop(node), GONE_SECONDS)
+        end_process(self._agents.pop(node), GONE_SECONDS)
         self._begin(node)
 
     def start_over(self, *, preempted: bool = False) -> int | None:
@@ -41,7 +41,7 @@ class LocalAgents:
 
     def close(self) -> None:
         for agent in self._agents.values():
-            self._end(agent)
+            end_process(agent, END_SECONDS)
         self._agents = {}
 
     def _begin(self, number: int) -> None:
@@ -63,13 +63,6 @@ class LocalAgents:
                 start_new_session=True,
             )
         self._nodes.take(Channel(ours))
-
-    def _end(self, agent: subprocess.Popen[bytes], seconds: float = END_SECONDS) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            agent.wait(seconds)
-            return
-        agent.kill()
-        agent.wait()
 
 
 def _is_file(stream: object) -> bool:

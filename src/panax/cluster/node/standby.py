@@ -7,7 +7,6 @@ It receives one line of JSON on its standard input: the arguments, the environme
 import contextlib
 import json
 import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from ...job.heartbeat import DESCRIPTOR
 from ...system import json_reader
+from ...system.children import kill_group
 from .worker import AGENT_VARIABLE, LIFELINE_VARIABLE
 
 
@@ -78,8 +78,7 @@ class StandbyProcess:
 
     def end(self) -> None:
         """End it, because it was not needed or can't be used."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        kill_group(self.process.pid)
         self.process.wait()
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):

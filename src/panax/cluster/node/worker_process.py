@@ -5,14 +5,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from ...job.heartbeat import DESCRIPTOR
-from ...system import json_reader
+from ...system import children, json_reader
 from ..job import panax_arguments
 from .standby import StandbyProcess
 from .worker import AGENT_VARIABLE, LIFELINE_VARIABLE, STACKS_VARIABLE
@@ -161,10 +160,7 @@ class WorkerProcess:
 
     def has_ended(self) -> bool:
         """Return True if the process has ended, without reaping it."""
-        if sys.platform == "linux":
-            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            return found is not None
-        return self._process.poll() is not None
+        return children.has_ended(self._process)
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the worker alone, not the processes that it started."""
@@ -190,8 +186,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the worker and all of its process group with SIGKILL."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        children.kill_group(self.pid)
 
     def wait(self) -> None:
         """Wait until the process has ended; it remains to be reaped with `close`."""

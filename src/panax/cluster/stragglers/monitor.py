@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.errors import LaunchError
+from ...system.terminal_text import format_rate
 from ..job import Job, Stragglers
 from ..supervisor.attempt import AttemptWorker, JobAttempt
 from ..supervisor.job_folder import JobFinding, JobFolder
@@ -204,18 +205,6 @@ def _floats(found: Any) -> dict[str, float]:
 def _source(axis: str, profile: Mapping[str, Any]) -> str:
     by_check = axis in _floats(profile.get("axes"))
     return f"in the check before the run ({profile['of']})" if by_check else "at the run's first probes"
-
-
-def format_rate(bytes_per_second: float) -> str:
-    """Format bytes per second in a suitable unit.
-
-    >>> format_rate(2.5e6), format_rate(45e9)
-    ('2.5 MB/s', '45 GB/s')
-    """
-    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if bytes_per_second >= size:
-            return f"{bytes_per_second / size:.3g} {unit}"
-    return f"{bytes_per_second:.3g} B/s"
 
 
 def _ms(seconds: float) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 from ...core.errors import LaunchError, describe_type
 from ...system import files, json_reader
 from ...system.lock import open_locked
-from ..job import Job, filter_environment, write_json
+from ...system.replacement import replace_file, replace_json
+from ..job import Job, filter_environment
 from .diagnosis import Cause, Diagnosis
 
 LAYOUTS, CORDONED = "layouts.json", "cordoned.json"
@@ -112,7 +113,7 @@ class JobFolder:
 
     def begin(self, engine: str) -> None:
         """Write the description of the job, in place of an earlier job's."""
-        write_json(
+        replace_json(
             self._place / JOB,
             {
                 "name": self._job.name,
@@ -130,7 +131,7 @@ class JobFolder:
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Write the job's status; a disk error does not end the job."""
         with contextlib.suppress(OSError):
-            write_json(self._place / STATUS, {"at": time.time(), **status})
+            replace_json(self._place / STATUS, {"at": time.time(), **status})
 
     def append_incident(self, incident: Incident) -> None:
         """Append an incident; the last line of an attempt's failure is valid."""
@@ -152,7 +153,7 @@ class JobFolder:
     def has_begun(self) -> None:
         """Record that the run has begun: an earlier run's files are set aside, if requested."""
         with contextlib.suppress(OSError):
-            (self._place / BEGUN_FILE).write_text(self._job.submission, encoding="utf-8")
+            replace_file(self._place / BEGUN_FILE, self._job.submission)
 
     def is_stop_requested(self) -> bool:
         """Return True if `panax stop` requested the job's end."""

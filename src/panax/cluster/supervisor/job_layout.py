@@ -13,7 +13,8 @@ from typing import Any
 
 from ...core.errors import LaunchError
 from ...system import json_reader
-from ..job import Job, write_json
+from ...system.replacement import replace_json
+from ..job import Job
 from .job_folder import CORDONED, JOB, LAYOUTS, read_job_file
 
 MESH_AXES = ("replica", "stage", "fsdp", "expert", "context", "tensor")
@@ -192,7 +193,7 @@ def cordon(worlds: JobShapes, place: Path, nodes: Iterable[int], why: str, *, to
             f"node {', '.join(map(str, sorted(found)))} can't be taken out: {reason}; the job continues unchanged. `panax stop` "
             f"ends it with a save"
         )
-    write_json(place / CORDONED, {str(node): said for node, said in sorted(found.items())})
+    replace_json(place / CORDONED, {str(node): said for node, said in sorted(found.items())})
 
 
 def uncordon(place: Path, nodes: Iterable[int], *, total: int) -> None:
@@ -207,7 +208,7 @@ def uncordon(place: Path, nodes: Iterable[int], *, total: int) -> None:
             taken = ", ".join(map(str, found)) or "none"
             raise LaunchError(f"node {node} was not taken out of the job; of its nodes there are out: {taken}")
         del found[node]
-    write_json(place / CORDONED, {str(node): said for node, said in sorted(found.items())})
+    replace_json(place / CORDONED, {str(node): said for node, said in sorted(found.items())})
 
 
 def _checked(node: int, total: int) -> int:

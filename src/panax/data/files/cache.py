@@ -16,11 +16,7 @@ from panax.core.errors import DataError
 from panax.system.cache_directory import cache_directory as cache_directory
 
 from ...system.files import discard_folder
-
-try:
-    import fcntl
-except ImportError:  # Windows has no flock; renaming alone guarantees complete entries there
-    fcntl = None
+from ...system.lock import acquire
 
 Entry = TypeVar("Entry")
 
@@ -91,14 +87,10 @@ def _publish(partial: Path, final: Path, read: Callable[[Path], Entry]) -> Entry
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
     """Hold an advisory lock; yield True if it is held."""
-    if fcntl is None:
-        yield False
-        return
     # Not through a link, which could lead to another user's file.
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            held = True
-        except OSError:  # some network file systems have no locks
+            held = acquire(file, wait=True)
+        except OSError:  # some network file systems have no locks; renaming alone guarantees complete entries there
             held = False
         yield held

@@ -14,14 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from panax.core.errors import DataError, StoreError
+from panax.system.lock import acquire
 from panax.system.owned_dir import OWNER_MARKER, make_owned_dir
 
 from .cache import cache_directory
-
-try:
-    import fcntl
-except ImportError:  # Windows has no flock
-    fcntl = None
 
 DEFAULT_GB = 50.0
 CROWDED_ENTRIES = 1000
@@ -101,8 +97,6 @@ class FileCache:
 
     def _pinned(self, key: str, size: int, fill: Callable[[int], None], name: str) -> int:
         """Return a descriptor of the copy with a shared lock on it."""
-        if fcntl is None:
-            raise DataError(f"{name}: copies of remote files need a system with flock; read it from a local path")
         if size > self.limit_bytes:
             raise DataError(
                 f"{name} has {size:,} bytes; the cache of files holds {self.limit_bytes:,}: raise PANAX_CACHE_GB"
@@ -196,10 +190,9 @@ class FileCache:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[int]:
         """Hold the lock of the whole directory, under which files get their sizes and names."""
-        assert fcntl is not None
         lock = os.open(self.root / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            acquire(lock, wait=True)
             yield lock
         finally:
             os.close(lock)
@@ -208,17 +201,15 @@ class FileCache:
 def _lock_existing(path: Path, *, shared: bool) -> int | None:
     """Return a locked descriptor of a file; None if the file does not exist, or another process holds the
     lock."""
-    assert fcntl is not None
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         # Between the two calls it may have been removed, and perhaps made again.
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+        if acquire(descriptor, shared=shared) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
             return descriptor
-    except (BlockingIOError, FileNotFoundError):
+    except FileNotFoundError:
         pass
     except BaseException:
         os.close(descriptor)

@@ -9,6 +9,7 @@ import numpy as np
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
+from ...system.terminal_text import align_columns
 from ..text.tokenizer import Tokenizer
 
 MARKS = ("<<", ">>")
@@ -85,14 +86,7 @@ def _table(leaves: Mapping[str, np.ndarray]) -> list[str]:
     for name, leaf in leaves.items():
         shape = " x ".join(map(str, leaf.shape)) or "one number"
         rows.append((name, shape, str(leaf.dtype), *_range(leaf)))
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
-    left = 3
-    return [
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    ]
+    return align_columns(rows, left=3)
 
 
 def _range(leaf: np.ndarray) -> tuple[str, str, str]:

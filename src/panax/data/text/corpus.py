@@ -74,6 +74,22 @@ class Corpus(Protocol):
         ...
 
 
+@runtime_checkable
+class CorpusFilter(Protocol):
+    """A corpus that drops documents of another one.
+
+    Attributes:
+        corpus: The corpus that makes the documents.
+    """
+
+    @property
+    def corpus(self) -> Corpus: ...
+
+    def accepts(self, document: Document) -> bool:
+        """Return True if a document passes."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextFiles(Validated):
     """UTF-8 text files, one document each.

@@ -8,8 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from .corpus import BadRecord, Corpus, Document
-from .filtered_corpus import FilteredCorpus
+from .corpus import BadRecord, Corpus, CorpusFilter, Document
 from .tokenizer import Tokenizer
 
 _PIECE_CHARACTERS = 2**18
@@ -69,7 +68,7 @@ class EncodedCorpus(Protocol):
 
 def inner_corpus(corpus: Corpus) -> Corpus:
     """Return the corpus that makes the documents, without a filter around it."""
-    return corpus.corpus if isinstance(corpus, FilteredCorpus) else corpus
+    return corpus.corpus if isinstance(corpus, CorpusFilter) else corpus
 
 
 def make_encoder(corpus: Corpus, tokenizer: Tokenizer) -> DocumentEncoder:

@@ -11,8 +11,7 @@ from panax.core.errors import DataError, RecipeError
 from panax.core.validation import Validated
 
 from ...system import json_reader
-from .corpus import BadRecord, Corpus, Document
-from .filtered_corpus import FilteredCorpus
+from .corpus import BadRecord, Corpus, CorpusFilter, Document
 
 BAD_RECORDS = "bad_records.jsonl"
 _SHOWN = 3
@@ -69,8 +68,8 @@ class UsableDocuments:
             DataError: There are more bad records than the limit.
         """
         self.bad, self.num_filtered = [], 0
-        inner = self._corpus.corpus if isinstance(self._corpus, FilteredCorpus) else self._corpus
-        takes = self._corpus.accepts if isinstance(self._corpus, FilteredCorpus) else None
+        inner = self._corpus.corpus if isinstance(self._corpus, CorpusFilter) else self._corpus
+        takes = self._corpus.accepts if isinstance(self._corpus, CorpusFilter) else None
         max_characters = self._limits.max_characters
         for number, document in enumerate(inner.documents(), 1):
             if isinstance(document, BadRecord):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import jax
 
-from panax.kernels.cache import is_intact, kernels_folder, write_atomically
+from panax.kernels.cache import is_intact, kernels_folder, write_intact
 from panax.kernels.cpu.instruction_sets import InstructionSet, detect, read_limit
 from panax.system import children, json_reader
 from panax.system.cpu_info import describe_processor
@@ -150,10 +150,7 @@ def _compile_into(folder: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as directory:
         made = Path(directory) / target.name
         compile_library(made, _options())
-        made.chmod(0o700)
-        # The checksum first: a library without its checksum is rebuilt.
-        write_atomically(target.with_suffix(".sha256"), hashlib.sha256(made.read_bytes()).hexdigest().encode())
-        write_atomically(target, made.read_bytes())
+        write_intact(target, made.read_bytes())
 
 
 def _packaged() -> Path:

@@ -10,7 +10,6 @@ processes the first one decides for all.
 import concurrent.futures
 import dataclasses
 import functools
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -28,7 +27,7 @@ import xxhash
 from panax.core.layout.target import Target
 from panax.job.agreement import broadcast_text, gather_texts, is_process_zero
 from panax.kernels.attention.attention import attention
-from panax.kernels.cache import is_intact, kernels_folder, write_atomically
+from panax.kernels.cache import is_intact, kernels_folder, write_intact
 from panax.kernels.cpu.choice import (
     DTYPES,
     WORKS,
@@ -200,9 +199,7 @@ def _kept(lacking: set[str]) -> KernelSelection | None:
 
 def _keep(chosen: KernelSelection, lacking: set[str]) -> None:
     try:
-        file, data = _file(lacking), _as_text(chosen).encode()
-        write_atomically(file.with_suffix(".sha256"), hashlib.sha256(data).hexdigest().encode())
-        write_atomically(file, data)
+        write_intact(_file(lacking), _as_text(chosen).encode())
     except OSError:
         return  # a cache that can't be written costs the next run some seconds
 

@@ -62,10 +62,6 @@ class StackPlan:
         """Each feature with the part of its table that it reads, and that part's first row."""
         return tuple((f, part, offset) for part, offset in zip(self.parts, self.offsets) for f in part.table.features)
 
-    @property
-    def ids_per_example(self) -> int:
-        return sum(feature.capacity for feature, _, _ in self.features)
-
     def positions(self, batch: Batch) -> Int[Array, "batch ids"]:
         """Return the stack row of every id of all features, concatenated; -1 for ids that are not in this
         stack."""

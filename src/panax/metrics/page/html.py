@@ -3,7 +3,10 @@
 import re
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
+from ...core.errors import DataError
+from ...system.replacement import replace_file
 from .blocks import (
     Block,
     Card,
@@ -37,6 +40,27 @@ def page(title: str, sections: Sequence[Section]) -> str:
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
         f"<body><main><h1>{escape(title)}</h1>{body}</main>{script}</body></html>\n"
     )
+
+
+def write_page(output: str | Path, title: str, sections: Sequence[Section], *, parents: bool = False) -> Path:
+    """Write a page, replacing an existing file.
+
+    Args:
+        parents: True to create missing folders.
+
+    Raises:
+        DataError: The page can't be written.
+    """
+    path = Path(output)
+    try:
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, page(title, sections))
+    except OSError as error:
+        raise DataError(
+            f"can't write the page to {path}: {error.strerror or error}; choose another output file"
+        ) from error
+    return path
 
 
 def _blocks(blocks: Sequence[Block]) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...core.errors import DataError
 from ...system import json_reader
+from ...system.lock import is_locked
 from ..goodput import Life, Session, read_life
 from .curves import Curve, StepTimes, infer_step_times, read_curves
 
@@ -174,7 +175,7 @@ def mapping(facts: Facts, name: str) -> Facts:
 def _alive(path: Path, curves: Mapping[str, Curve], life: Life | None, facts: Facts, status: Facts) -> bool:
     """Return True if a run is in progress, judging by its lock, by its supervisor or, if the lock may be held on
     another host, by the age of its files."""
-    if _held(path / LOCK_FILE):
+    if is_locked(path / LOCK_FILE):
         return True
     written = number(status, "at") or 0.0
     if "end" not in status and time.time() - written < SUPERVISED_SECONDS:
@@ -187,23 +188,6 @@ def _alive(path: Path, curves: Mapping[str, Curve], life: Life | None, facts: Fa
     )
     step = curves["seconds/step"].median if "seconds/step" in curves else None
     return time.time() - last_modified < max(FRESH_SECONDS, FRESH_STEPS * (step or 0.0))
-
-
-def _held(path: Path) -> bool:
-    """Return True if a process on this host has a file locked."""
-    try:
-        import fcntl
-    except ImportError:
-        return False
-    try:
-        with open(path, "rb") as file:
-            # Shared, for the moment of the test: two readers don't block each other.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _check(path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...core.errors import RecipeError
 from ...core.finite_stats import min_finite
+from ...system.terminal_text import align_columns
 from ..goodput import IDLE
 from .costs import compute_device_hours
 from .figures import HELD_OUT, speed_curves
@@ -147,12 +148,6 @@ def format_time_to_loss(targets: Sequence[LossTarget], loss: float | int, curren
     if priced:
         costs = ["—" if each.cost is None else format_money(each.cost, currency) for each in targets]
         rows = [[*row[:-1], cost, row[-1]] for row, cost in zip(rows, ["cost", *costs])]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if n == 0 else cell.rjust(width) for n, (cell, width) in enumerate(zip(row, widths))
-        )
-        for row in rows
-    ]
+    lines = align_columns(rows)
     notes = [f"{each.name}: {each.note}" for each in targets if each.note]
     return [*lines, *([""] if notes else []), *notes]

@@ -1,12 +1,11 @@
 """`report`: reads runs, builds the page, writes it."""
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...core.errors import DataError, RecipeError
-from ..page.html import page
+from ..page.html import write_page
 from .comparison import comparison_sections
 from .costs import Rate
 from .run_files import RunFiles, read_run
@@ -42,19 +41,9 @@ def report(
     if place.is_dir():
         raise DataError(f"{place} is a folder; expected the name of a file for the page, as {place / PAGE}")
     if len(run_files) == 1:
-        text = page(f"Run {run_files[0].name}", sections_of(run_files[0], priced))
-    else:
-        text = page(f"Runs {' · '.join(run.name for run in run_files)}", comparison_sections(run_files, priced))
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8", errors="replace")
-        os.replace(beside, place)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise DataError(
-            f"can't write the page to {place}: {error.strerror or error}; choose another output file"
-        ) from error
-    return place
+        return write_page(place, f"Run {run_files[0].name}", sections_of(run_files[0], priced))
+    title = f"Runs {' · '.join(run.name for run in run_files)}"
+    return write_page(place, title, comparison_sections(run_files, priced))
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[RunFiles]:

@@ -4,7 +4,8 @@ network."""
 from .fleet import Fleet
 from .lives import Lives, simulate_lives
 from .model import Forecast, best_every, forecast, young_daly_seconds
-from .simulation import Simulation, simulate
+from .prediction import Simulation
+from .simulation import simulate
 from .stages import StageTimes
 
 __all__ = [

@@ -3,10 +3,9 @@ devices, and the assumptions."""
 
 import dataclasses
 import math
-import os
 from pathlib import Path
 
-from ...core.errors import DataError
+from ...metrics.page import html
 from ...metrics.page.blocks import (
     Block,
     FigureTiles,
@@ -21,13 +20,12 @@ from ...metrics.page.blocks import (
     TextTable,
     Tile,
 )
-from ...metrics.page.html import page
 from ...metrics.page.lines import ChartStyle, Line, line_chart
 from ...metrics.report.charts import HEIGHT, WIDTH, kind_color
 from ...metrics.report.formats import format_duration, format_percent
 from .fleet import SECONDS_PER_DAY
 from .model import FEWER_DEVICES, Forecast, best_every, forecast
-from .simulation import COUNTS, Simulation
+from .prediction import COUNTS, Simulation
 from .terminal import SHOWN_KINDS, advice, describe_interval, describe_theory, list_stage_times
 
 MAX_POINTS = 60
@@ -40,17 +38,7 @@ def write_page(simulation: Simulation, output: str | Path) -> Path:
     Raises:
         DataError: The page can't be written.
     """
-    place = Path(output)
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        beside.write_text(page(_title(simulation), sections_of(simulation)), encoding="utf-8", errors="replace")
-        os.replace(beside, place)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise DataError(
-            f"can't write the page to {place}: {error.strerror or error}; choose another output file"
-        ) from error
-    return place
+    return html.write_page(output, _title(simulation), sections_of(simulation))
 
 
 def _title(simulation: Simulation) -> str:

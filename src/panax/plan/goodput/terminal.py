@@ -2,12 +2,12 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
 
 from ...metrics.goodput import KINDS
 from ...metrics.report.formats import format_duration, format_percent
+from ...system.terminal_text import align_columns
 from .model import FEWER_DEVICES, Forecast
-from .simulation import STAGE_FIELDS, Simulation
+from .prediction import STAGE_FIELDS, Simulation
 
 SHOWN_KINDS = (*KINDS[:-1], FEWER_DEVICES)
 STEPS = ("every", "copy_every", "measured_devices")
@@ -98,7 +98,7 @@ def _kinds(simulation: Simulation) -> list[str]:
         current, best = (each.shares.get(kind, 0.0) for each in (simulation.now, simulation.best))
         if current > 0 or best > 0:
             rows.append((kind, format_percent(current), format_percent(best)))
-    return table(rows)
+    return align_columns(rows)
 
 
 def _devices(simulation: Simulation) -> list[str]:
@@ -113,7 +113,7 @@ def _devices(simulation: Simulation) -> list[str]:
                 format_duration(best.interval) if best.advances else "none",
             )
         )
-    return table(rows)
+    return align_columns(rows)
 
 
 def _intervals(simulation: Simulation) -> list[str]:
@@ -131,11 +131,11 @@ def _intervals(simulation: Simulation) -> list[str]:
                 ", ".join(notes),
             )
         )
-    return table(rows)
+    return align_columns(rows)
 
 
 def _times(simulation: Simulation) -> list[str]:
-    return table(
+    return align_columns(
         [("stage", "time", "from"), *((*row[:2], row[2]) for row in list_stage_times(simulation))], left=(0, 2)
     )
 
@@ -150,14 +150,3 @@ def list_stage_times(simulation: Simulation) -> list[tuple[str, str, str]]:
             unit = {"every": " steps", "copy_every": " steps"}.get(name, "")
             rows.append((name.replace("_", " "), shown + unit, simulation.sources[name]))
     return rows
-
-
-def table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Align columns of rows: those in `left` to the left, others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [
-        "  ".join(
-            cell.ljust(width) if n in left else cell.rjust(width) for n, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    ]

@@ -12,6 +12,7 @@ from ...core.validation import Validated
 from ...mesh.rules import MeshAxes
 from ...system import json_reader
 from ...system.files import expand_user
+from ...system.replacement import replace_file
 
 SCHEMA_VERSION = 1
 
@@ -216,11 +217,9 @@ class HardwareProfile(Validated):
         Raises:
             OSError: The file can't be written.
         """
-        from ...kernels.cache import write_atomically
-
         path = expand_user(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, self.to_json().encode())
+        replace_file(path, self.to_json(), private=True)
 
 
 def read_profile(path: str | Path) -> HardwareProfile:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ...mesh.rules import MESH_AXES, MeshAxes
-from ..report import align_columns, duration, size
+from ...system.terminal_text import align_columns, format_bytes, format_elapsed
 from ..walk.walk import StepCost
 from .profile import HardwareProfile
 from .targets import Hardware
@@ -137,17 +137,18 @@ def time_lines(time: StepTime, source: str) -> list[str]:
         source: Source of the figures.
     """
     lines = [
-        f"time           at least {duration(time.overlapped)} a step where communication hides, "
-        f"{duration(time.sequential)} where none "
-        f"does: {duration(time.compute)} of matrix multiplications, {duration(time.state)} to read and write the state once, "
-        f"{duration(time.communication)} of communication",
+        f"time           at least {format_elapsed(time.overlapped)} a step where communication hides, "
+        f"{format_elapsed(time.sequential)} where none "
+        f"does: {format_elapsed(time.compute)} of matrix multiplications, "
+        f"{format_elapsed(time.state)} to read and write the state once, "
+        f"{format_elapsed(time.communication)} of communication",
         f"by             {source}",
     ]
     if len(time.links) > 1:
         rows = [("over", "sent by each device", "takes")]
         for one in time.links:
-            takes = "" if one.seconds is None else duration(one.seconds)
-            rows.append(("·".join(one.axes), size(one.sent), takes))
+            takes = "" if one.seconds is None else format_elapsed(one.seconds)
+            rows.append(("·".join(one.axes), format_bytes(one.sent), takes))
         lines += [f"  {line}" for line in align_columns(rows, left=1)]
     if time.unknown:
         over = ", ".join("·".join(axes) for axes in time.unknown)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...core.layout.target import Target, device_target
 from ...kernels import Kernel, use_kernels
-from ...plan.report import duration
+from ...system.terminal_text import format_elapsed
 from .parts import CaseSkipped, Figures, ResultMismatch
 
 CUSTOM = frozenset({"cudnn", "pallas", "triton", "megablox", "c", "mkl"})
@@ -94,7 +94,7 @@ def run_kernel(
         jax.block_until_ready(compiled(*arrays))
         times.append(time.perf_counter() - start)
     wide = tuple(np.asarray(each.astype(jnp.float32)) for each in jax.tree.leaves(outputs))
-    figures = {"run": duration(min(times))}
+    figures = {"run": format_elapsed(min(times))}
     if kernel.platforms and calls:
         figures["calls"] = ", ".join(calls)
     return wide, figures

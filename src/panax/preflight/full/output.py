@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...core.errors import RecipeError
-from ...plan.report import align_columns, duration
 from ...system.files import expand_user
+from ...system.terminal_text import align_columns, format_elapsed
 from .parts import CheckOutcome, CheckResult, FullCheck
 
 RESULTS = Path("benchmarks/results")
@@ -14,7 +14,7 @@ RESULTS = Path("benchmarks/results")
 
 def part_lines(result: FullCheck) -> list[str]:
     """Format the parts as a table, then failures and their reasons, then skipped parts and theirs."""
-    head = f"full check     {result.platform} ({result.chip}), in {duration(result.seconds)}: {result.format_summary()}"
+    head = f"full check     {result.platform} ({result.chip}), in {format_elapsed(result.seconds)}: {result.format_summary()}"
     rows = [(part.group, part.name, part.outcome.value, _took(part)) for part in result.parts]
     lines = ["", head, "", *align_columns([("part", "", "", "took"), *rows], left=3)]
     for part in result.parts:
@@ -31,7 +31,7 @@ def part_lines(result: FullCheck) -> list[str]:
 
 
 def _took(part: CheckResult) -> str:
-    return "" if part.outcome is CheckOutcome.LEFT_OUT else duration(part.seconds)
+    return "" if part.outcome is CheckOutcome.LEFT_OUT else format_elapsed(part.seconds)
 
 
 def _with_reason(why: str, parts: Sequence[CheckResult]) -> Iterator[str]:
@@ -53,7 +53,7 @@ def format_markdown(result: FullCheck, checked: Sequence[str], command: str = "p
     lines = [
         f"# Full check on {device}, {result.day}",
         "",
-        f"`{command}` took {duration(result.seconds)} for its {len(result.parts)} parts: {result.format_summary()}.",
+        f"`{command}` took {format_elapsed(result.seconds)} for its {len(result.parts)} parts: {result.format_summary()}.",
         "",
         "| | |",
         "|---|---|",

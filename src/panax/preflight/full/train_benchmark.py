@@ -20,12 +20,11 @@ from ...mesh import MeshShape, Placement
 from ...metrics.throughput import find_peak_flops, measure_matmul
 from ...models import DecoderConfig, DecoderTask
 from ...optim import AdamW, Schedule
-from ...plan.report import duration
 from ...plan.step import plan_step
 from ...system.host_memory import free_bytes
+from ...system.terminal_text import format_elapsed, format_flop_rate, format_rate
 from ...train import CompiledStep, Program
 from ..devices import select_devices
-from ..findings import format_flop_rate, format_rate
 from .parts import Case, CaseSkipped, Figures, ResultMismatch
 from .sizes import Sizes
 
@@ -81,9 +80,9 @@ def check_checkpoint(sizes: Sizes, folder: Path) -> Figures:
         raise ResultMismatch(f"{len(odd)} of {len(wanted)} arrays are not bitwise what was saved, such as {odd[0]}")
     return {
         "size": f"{size / 2**20:,.0f} MiB",
-        "copied to the host": f"{duration(copied)} ({format_rate(size / copied)})",
-        "written": f"{duration(written)} ({format_rate(size / written)})",
-        "restored": f"{duration(read)} ({format_rate(size / read)})",
+        "copied to the host": f"{format_elapsed(copied)} ({format_rate(size / copied)})",
+        "written": f"{format_elapsed(written)} ({format_rate(size / written)})",
+        "restored": f"{format_elapsed(read)} ({format_rate(size / read)})",
     }
 
 
@@ -189,12 +188,13 @@ def _timed(model: DecoderConfig, dtype: str, rows: int, sizes: Sizes) -> Figures
         "layers": f"{model.num_layers} of {sizes.trained.num_layers}",
         "parameters": f"{parameters / 1e6:,.0f} million",
         "batch": f"{rows} rows of {sizes.tokens} tokens, {dtype}, remat full",
-        "step": f"{duration(median)} (median of {sizes.steps}; {duration(min(seconds[2:]))} to {duration(max(seconds[2:]))})",
+        "step": f"{format_elapsed(median)} (median of {sizes.steps}; "
+        f"{format_elapsed(min(seconds[2:]))} to {format_elapsed(max(seconds[2:]))})",
         "tokens": f"{tokens / median:,.0f} a second",
         "rate": format_flop_rate(flops / median),
         "MFU": f"{flops / median / peak.flops_per_second:.1%} of {peak.source}",
         "loss": f"{losses[0]:.3f} -> {losses[-1]:.3f}",
-        "compiled in": duration(step.compile_seconds),
+        "compiled in": format_elapsed(step.compile_seconds),
     }
     used = [stats.get("peak_bytes_in_use", 0) for each in devices if (stats := each.memory_stats())]
     if any(used):

@@ -20,7 +20,8 @@ from ...stores import is_remote
 from ...system import json_reader
 from ...system.files import expand_user
 from ..experiment import Experiment
-from ..preparation import LogFn, PreparedRun
+from ..opened_data import LogFn
+from ..preparation import PreparedRun
 from ..recovery.skipped_batches import FORMER_LOG as FORMER_ROLLBACKS
 from ..recovery.skipped_batches import LOG as ROLLBACKS
 from ..reporting.document_counts import DATA_USAGE_FILE

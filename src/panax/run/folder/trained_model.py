@@ -10,16 +10,18 @@ from typing import Any
 import jax
 
 from ...checkpoint import MANIFEST, Checkpoint, Checkpointer, open_checkpoint, restore
-from ...core import Task, named_leaves
-from ...core.errors import CheckpointError, DamagedError, describe_type
+from ...core import Task, TrainState, named_leaves
+from ...core.errors import CheckpointError, DamagedError, RecipeError, describe_type
 from ...core.state import average_dtype
 from ...data.text.tokenizer import PretrainedTokenizer, Tokenizer
 from ...kernels import choose_by_timing
 from ...stores import join_url, open_store
 from ...system import json_reader
-from ..preparation import LogFn
+from ..opened_data import LogFn
+from ..preparation import PreparedRun
+from ..reporting.evaluation import evaluate_loaded_model, evaluate_result
 from ..reporting.generation import TextModel, generate_text
-from ..start import CLASSES, MODEL, RELEASED, TOKENIZER
+from .attachments import CLASSES, MODEL, RELEASED, TOKENIZER
 from .description import deserialize_task
 from .previous_run import SETTINGS
 
@@ -69,8 +71,6 @@ class LoadedModel:
 
     def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
         """Compute losses and metrics on the data that the run held out, or on `data`; as `panax.evaluate`."""
-        from ..reporting.evaluation import evaluate_loaded_model
-
         return evaluate_loaded_model(self, data, batches)
 
 
@@ -232,3 +232,31 @@ def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
         for name in checkpoint.manifest.attachments:
             Path(folder, name).write_text(checkpoint.attachment(name) or "", encoding="utf-8")
         return PretrainedTokenizer(path=folder).load()
+
+
+def evaluate(run: Any, data: Any = None, batches: int | None = None) -> dict[str, float]:
+    """Compute the losses and metrics of a trained model, under the names that training reports.
+
+    Args:
+        run: A run's folder (its newest checkpoint is used), a checkpoint's folder or address, the result of
+            `fit`, or the result of `panax.load`. If the run has averaged parameters, these are evaluated.
+        data: Paths (all of their data is used, read like the run's data, with its fields, columns, tokenizer,
+            classes and ids), settings such as `TextData` or `ExampleData`, a source, or an iterable of
+            batches. None: the run's held-out data, which gives the figures that the run ended with.
+        batches: At most this many; None: all of `data`, or for held-out data the run's
+            `evaluate.batches`. 0: all.
+
+    Raises:
+        RecipeError: There is nothing to evaluate on, or the data does not suit the model.
+        CheckpointError: There is no checkpoint, or its model can't be built from a file.
+    """
+    if isinstance(run, str | Path):
+        run = load_model(run, newest=True)
+    if isinstance(run, LoadedModel):
+        return evaluate_loaded_model(run, data, batches)
+    prepared, state = getattr(run, "prepared", None), getattr(run, "state", None)
+    if not isinstance(prepared, PreparedRun) or not isinstance(state, TrainState):
+        raise RecipeError(
+            f"{describe_type(run)} can't be evaluated; expected a run's folder, or what fit or load returned"
+        )
+    return evaluate_result(prepared, state, data, batches)

@@ -1,7 +1,6 @@
 """Ranked layouts of a run on fewer processes, with which a supervisor continues when some are lost."""
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from ...mesh.legality import MeshRequirements, enumerate_meshes, find_problem, f
 from ...mesh.rules import MESH_AXES
 from ...mesh.topology import data_parallel_size
 from ...plan.search.auto import MEMORY_MARGIN, state_bytes
+from ...system.replacement import replace_json
 from ...train.compiled_step import CompiledStep, mesh_requirements
 from ..degraded_features import PROCESSES_VARIABLE
 from ..preparation import PreparedRun
@@ -156,10 +156,7 @@ def write_fallback_layouts(prepared: PreparedRun, batch: Mapping[str, Any], part
     }
     ranked = rank_layouts(step, rules, batch, processes, each=each, limit=_memory_limit(), parts=ramp.parts)
     content = {"processes": processes, "layouts": {n: [*map(dataclasses.asdict, r)] for n, r in ranked.items()}}
-    path = Path(prepared.folder) / FILE
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    os.replace(beside, path)
+    replace_json(Path(prepared.folder) / FILE, content)
 
 
 def _memory_limit() -> int | None:

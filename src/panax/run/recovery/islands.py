@@ -22,7 +22,8 @@ from ...core.errors import CheckpointError, DataError, RecipeError
 from ...job.heartbeat import heartbeat
 from ...stores import ObjectNotFoundError, open_store
 from ..folder.description import serialize_config
-from ..preparation import LogFn, PreparedRun
+from ..opened_data import LogFn
+from ..preparation import PreparedRun
 from ..start import RunStart
 
 PUBLISH_SECONDS = 20.0

@@ -23,7 +23,8 @@ from ...core.errors import TrainingError
 from ...job.agreement import is_process_zero
 from ...job.heartbeat import heartbeat
 from ..degraded_features import effective_verify_every
-from ..preparation import LogFn, PreparedRun
+from ..opened_data import LogFn
+from ..preparation import PreparedRun
 from ..reporting.report import RunReporter, describe_skipped_updates
 from ..start import RunStart, restore_newest, start_fresh
 from .checkpointing import CheckpointSchedule

@@ -27,7 +27,8 @@ from ...system.cpu_info import describe_processor
 from ...train import CompiledStep, Scalars
 from ...train.sdc_check import RolledReplay, ShardSums, leaf_names
 from ..degraded_features import effective_verify_every
-from ..preparation import LogFn, PreparedRun
+from ..opened_data import LogFn
+from ..preparation import PreparedRun
 from ..reporting.report import RunReporter
 from .checkpointing import is_step_due
 from .rollback import RollbackController

@@ -1,6 +1,5 @@
 """Account of how often documents were seen: a file in the run's folder, and a line of text per part."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 
 from ...core import Position, Source
 from ...data import Accounting
+from ...system.replacement import replace_json
 
 DATA_USAGE_FILE = "data_account.json"
 
@@ -44,7 +44,7 @@ def summarize_data_usage(source: Source, position: Position) -> dict[str, dict[s
 
 def write_data_usage(folder: Path, step: int, parts: Mapping[str, Any]) -> None:
     """Write the account of the first `step` steps to `data_account.json` in the run's folder."""
-    (folder / DATA_USAGE_FILE).write_text(json.dumps({"step": step, "parts": parts}, indent=1) + "\n", encoding="utf-8")
+    replace_json(folder / DATA_USAGE_FILE, {"step": step, "parts": parts})
 
 
 def format_data_usage(parts: Mapping[str, Any]) -> Iterator[str]:

@@ -4,15 +4,14 @@ run's folder."""
 import contextlib
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from ... import data as sources
 from ...checkpoint import open_checkpoint
 from ...core import CollectingTask, TrainState
-from ...core.errors import CheckpointError, DataError, LayoutError, RecipeError, describe_type
+from ...core.errors import CheckpointError, DataError, LayoutError, RecipeError
 from ...data import ExampleData, TextData
 from ...kernels import choose_by_timing
 from ...mesh import MeshShape, Placement
@@ -25,9 +24,12 @@ from ..experiment import Experiment
 from ..feed import prefetch_to_device
 from ..folder.description import deserialize_config
 from ..folder.previous_run import SETTINGS
-from ..folder.trained_model import LoadedModel, load_model
-from ..preparation import LogFn, OpenedData, PreparedRun, open_data
+from ..opened_data import LogFn, OpenedData
+from ..preparation import PreparedRun, open_data
 from ..whole_data import check_same_classes, is_endless, open_full, rename_leaves, set_tokenizer
+
+if TYPE_CHECKING:
+    from ..folder.trained_model import LoadedModel
 
 DATA_CLASSES = {
     name: getattr(sources, name)
@@ -40,34 +42,6 @@ DATA_CLASSES = {
     )
 }  # fmt: skip
 """Classes that a run's settings may name as its data; nothing else is built from a file."""
-
-
-def evaluate(run: Any, data: Any = None, batches: int | None = None) -> dict[str, float]:
-    """Compute the losses and metrics of a trained model, under the names that training reports.
-
-    Args:
-        run: A run's folder (its newest checkpoint is used), a checkpoint's folder or address, the result of
-            `fit`, or the result of `panax.load`. If the run has averaged parameters, these are evaluated.
-        data: Paths (all of their data is used, read like the run's data, with its fields, columns, tokenizer,
-            classes and ids), settings such as `TextData` or `ExampleData`, a source, or an iterable of
-            batches. None: the run's held-out data, which gives the figures that the run ended with.
-        batches: At most this many; None: all of `data`, or for held-out data the run's
-            `evaluate.batches`. 0: all.
-
-    Raises:
-        RecipeError: There is nothing to evaluate on, or the data does not suit the model.
-        CheckpointError: There is no checkpoint, or its model can't be built from a file.
-    """
-    if isinstance(run, str | Path):
-        run = load_model(run, newest=True)
-    if isinstance(run, LoadedModel):
-        return evaluate_loaded_model(run, data, batches)
-    prepared, state = getattr(run, "prepared", None), getattr(run, "state", None)
-    if not isinstance(prepared, PreparedRun) or not isinstance(state, TrainState):
-        raise RecipeError(
-            f"{describe_type(run)} can't be evaluated; expected a run's folder, or what fit or load returned"
-        )
-    return evaluate_result(prepared, state, data, batches)
 
 
 def evaluate_result(
@@ -92,7 +66,7 @@ def evaluate_result(
 
 
 def evaluate_loaded_model(
-    trained: LoadedModel,
+    trained: "LoadedModel",
     data: Any = None,
     batches: int | None = None,
     *,
@@ -137,7 +111,7 @@ def evaluate_loaded_model(
     return {**evaluation, "averaged": 1.0} if trained.averaged else evaluation
 
 
-def _held_out(trained: LoadedModel, settings: Mapping[str, Any]) -> OpenedData:
+def _held_out(trained: "LoadedModel", settings: Mapping[str, Any]) -> OpenedData:
     """Open the data that the run of a checkpoint held out."""
     if isinstance(trained.task, CollectingTask):
         return open_data(Experiment(task=trained.task), lambda line: None)
@@ -158,7 +132,7 @@ def _held_out(trained: LoadedModel, settings: Mapping[str, Any]) -> OpenedData:
         return open_data(dataclasses.replace(experiment, data=ours), lambda line: None)
 
 
-def _settings(trained: LoadedModel) -> Mapping[str, Any]:
+def _settings(trained: "LoadedModel") -> Mapping[str, Any]:
     text = open_checkpoint(trained.url).attachment(SETTINGS)
     try:
         settings = json_reader.parse(text or "{}", constants=True)

@@ -39,7 +39,8 @@ from ...system import json_reader
 from ...train.update import check_finite_update
 from ..experiment import Experiment
 from ..folder.description import serialize_config
-from ..preparation import LogFn, PreparedRun
+from ..opened_data import LogFn
+from ..preparation import PreparedRun
 from ..recovery.skipped_batches import DataProgress, append_rollback_log, format_batch_numbers
 from .document_counts import epoch_metrics, format_data_usage, summarize_data_usage, write_data_usage
 from .session import record_facts

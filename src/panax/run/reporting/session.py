@@ -26,7 +26,8 @@ from ...metrics.ledger import Ledger
 from ...system import children, files
 from ...system.cpu_info import describe_processor
 from ..folder.description import serialize_config
-from ..preparation import LogFn, PreparedRun
+from ..opened_data import LogFn
+from ..preparation import PreparedRun
 
 SESSIONS_FILE = "sessions.jsonl"
 

@@ -15,13 +15,14 @@ from ...core.layout.target import device_target
 from ...job.join import check_single_process
 from ...mesh import Placement
 from ...mesh.topology import data_parallel_size
-from ...plan.report import size
 from ...plan.step import ProgramMemory, ProgramTooLargeError, plan_step
 from ...system.host_memory import host_bytes
+from ...system.terminal_text import format_bytes
 from ...train.compiled_step import CompiledStep, mesh_requirements
 from ..entry import check_experiment
 from ..experiment import Experiment
-from ..preparation import LogFn, make_program
+from ..opened_data import LogFn
+from ..preparation import make_program
 from ..sketch import Sketch, sketch_step
 
 MAX_MEMORY_SHARE = 0.9
@@ -121,9 +122,9 @@ def find_batch(
     def fits(rows: int) -> bool:
         tried[rows] = BatchTrial(rows, step_memory_bytes(sketch, batch, rows, ways, batch_size))
         total = tried[rows].total_bytes
-        size_text = "more than the compiler allows" if total is None else size(total)
+        size_text = "more than the compiler allows" if total is None else format_bytes(total)
         verdict = "fits" if total is not None and total <= limit else "does not fit"
-        say(f"{rows:,} row{'s' if rows > 1 else ''} on each device: {size_text} of {size(limit)}: {verdict}")
+        say(f"{rows:,} row{'s' if rows > 1 else ''} on each device: {size_text} of {format_bytes(limit)}: {verdict}")
         return verdict == "fits"
 
     config = sketch.experiment.step
@@ -131,9 +132,9 @@ def find_batch(
     total = tried[rows].total_bytes if rows else None
     if total is None:
         least = tried[1].total_bytes
-        takes = "more than the compiler accepts" if least is None else size(least)
+        takes = "more than the compiler accepts" if least is None else format_bytes(least)
         raise LayoutError(
-            f"one row on each device takes {takes}, where {size(limit)} may be used: shard over more devices "
+            f"one row on each device takes {takes}, where {format_bytes(limit)} may be used: shard over more devices "
             f"(--mesh.fsdp, --mesh.tensor), use --task.remat full, or shorter rows"
         )
     parts = math.ceil(batch_size / (ways * rows))
@@ -217,7 +218,7 @@ def format_batch_result(search: BatchSearch) -> list[str]:
     """Format the result for a terminal."""
     each = f"{search.rows:,} rows on each device" + (", or more" if search.at_most else "")
     lines = [
-        f"micro-batch    {each}: {size(search.total_bytes)} of {size(search.memory_bytes)}",
+        f"micro-batch    {each}: {format_bytes(search.total_bytes)} of {format_bytes(search.memory_bytes)}",
         f"global batch   up to {search.largest_batch:,} rows without accumulation, over {search.ways} "
         f"{'devices' if search.ways > 1 else 'device'}",
     ]

@@ -1,16 +1,14 @@
 """Result of a range test as lines for a terminal, and as a page."""
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...core.errors import DataError
 from ...core.finite_stats import max_finite, min_finite
+from ...metrics.page import html
 from ...metrics.page.blocks import Annotation, FigureTiles, Paragraph, Picture, Section, Tile
-from ...metrics.page.html import page
 from ...metrics.page.lines import ChartStyle, Line, line_chart
-from .lr_search import RATE_DIVISOR, RateSearch
+from .lr_curve import RATE_DIVISOR, RateSearch
 
 ROWS, COLUMNS = 14, 66
 
@@ -60,18 +58,7 @@ def write_page(search: RateSearch, name: str, output: str | Path) -> Path:
     Raises:
         DataError: It can't be written.
     """
-    place = Path(output)
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(page(f"Learning rate of {name}", _sections(search)), encoding="utf-8", errors="replace")
-        os.replace(beside, place)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise DataError(
-            f"can't write the page to {place}: {error.strerror or error}; choose another output file"
-        ) from error
-    return place
+    return html.write_page(output, f"Learning rate of {name}", _sections(search), parents=True)
 
 
 def _sections(search: RateSearch) -> list[Section]:

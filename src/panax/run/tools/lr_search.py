@@ -6,7 +6,6 @@ if the rate is too high it rises again.
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,10 +22,10 @@ from ...optim import CustomSchedule, Schedule
 from ..entry import check_experiment
 from ..experiment import Experiment
 from ..feed import prefetch_to_device
-from ..preparation import LogFn, PreparedRun, prepare
-
-RATE_DIVISOR = 10.0
-"""Divisor of the rate at the lowest smoothed loss, which gives the recommended rate."""
+from ..opened_data import LogFn
+from ..preparation import PreparedRun, prepare
+from .lr_curve import RATE_DIVISOR, RateSearch
+from .lr_page import write_page
 
 MIN_STEPS = 20
 """Minimum number of steps of a curve."""
@@ -76,44 +75,6 @@ class RateRange(Validated):
         return self.lowest * (self.highest / self.lowest) ** (step / (self.steps - 1))
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class RateSearch:
-    """Result of a range test.
-
-    Attributes:
-        rates: The rate of each step taken.
-        losses: The losses of these steps' batches, before their updates.
-        smoothed: The smoothed losses.
-        recommended: A tenth of the rate at the lowest smoothed loss; None if the curve does not allow a
-            recommendation.
-        steepest: The rate at which the smoothed loss falls fastest, by the logarithm of the rate; None in the
-            same case.
-        diverged: True if the losses ended the test before the highest rate.
-        peak: The value for `optimizer.schedule.peak`: the recommended rate, divided by the factor of its
-            batch-size rule.
-        why: Why no rate is recommended, and what to do; empty if one is.
-    """
-
-    rates: tuple[float, ...]
-    losses: tuple[float, ...]
-    smoothed: tuple[float, ...]
-    recommended: float | None
-    steepest: float | None
-    diverged: bool
-    peak: float | None
-    why: str = ""
-
-    def __repr__(self) -> str:
-        return f"RateSearch({self.why or f'recommended {self.recommended:.3g}'})"
-
-    def to_json(self) -> str:
-        """Return all fields as JSON; losses that are not finite are null."""
-        values = dataclasses.asdict(self)
-        for name in ("losses", "smoothed"):
-            values[name] = [loss if math.isfinite(loss) else None for loss in values[name]]
-        return json.dumps(values, indent=1)
-
-
 def find_lr(
     experiment: Experiment,
     *,
@@ -156,8 +117,6 @@ def find_lr(
     losses, rows = _losses(prepared, tried)
     search = analyze_lr_range_test(losses, tried, _per_peak(usual.schedule, rows))
     if output is not None:
-        from .lr_page import write_page
-
         write_page(search, experiment.name, output)
     return search
 

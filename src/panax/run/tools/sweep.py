@@ -18,7 +18,7 @@ from ...metrics.page.lines import Chart, ChartStyle, Line, line_chart
 from ...stores import join_url
 from ..entry import fit
 from ..experiment import Experiment
-from ..preparation import LogFn
+from ..opened_data import LogFn
 from ..reporting.history import read_history, to_dataframe
 from ..result import Result
 

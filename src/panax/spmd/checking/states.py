@@ -93,11 +93,6 @@ def wrong_state(source: Any, reason: str) -> AxisState:
     return AxisState(Kind.WRONG, source=source, reason=reason)
 
 
-def is_varying(state: AxisState) -> bool:
-    """Return True if each device's value is independent of the others."""
-    return state.kind is Kind.SPLIT and not state.dims
-
-
 def declared_state(holds: ValueState, dim: int) -> AxisState:
     """Return the state that a mark asserts; `dim` is the dimension of a split value."""
     if holds is ValueState.SPLIT:
