@@ -52,7 +52,7 @@ def test_h100s(inspected, monkeypatch):
 
 def test_tpus(inspected):
     out = inspected("--target=v5e-8", "--mesh.fsdp", "8", "--task.model.vocab-size", "512", *SMALL)
-    assert "fsdp=8 of v5e-8" in out and "of 16.0 GiB on each device" in out and "vocabulary is taken" not in out
+    assert "fsdp=8 of v5e-8" in out and "of 16.0 GiB on each device" in out and "vocabulary is assumed" not in out
     assert re.search(r"all-gather +fsdp +\d+ ", out) and "does not fit" not in out
 
 

@@ -209,7 +209,9 @@ def test_what_is_cordoned(job):
 
     with pytest.raises(LaunchError, match="nodes 0 to 3; there is no node 4"):
         out([4])
-    with pytest.raises(LaunchError, match="node 1 can't be taken out: the job has not trained on all of its nodes yet"):
+    with pytest.raises(
+        LaunchError, match="node 1 can't be taken out: the job has not yet taken a step on all of its nodes"
+    ):
         out([1])
     layouts(job, of6=[], of4=True)
     with pytest.raises(

@@ -131,7 +131,7 @@ def test_a_held_out_table_takes_the_vocabulary_of_the_training_table(tmp_path):
         for label, id_ in zip(batch["label"], batch["c"], strict=True)
     }
     assert rows == {0: 1, 1: 1, 2: 0, 3: 2}
-    with pytest.raises(DataError, match=r"ids of 'c' are given by counts, .* CountVocabulary\(counted_in="):
+    with pytest.raises(DataError, match=r"ids of 'c' are assigned by counts, .* CountVocabulary\(counted_in="):
         sources = {"data": train.open().train, "held_out": val.open().train}
         open_data(panax.Experiment(task=task(), **sources), lambda line: None)
 
@@ -149,7 +149,7 @@ def test_held_out_events_take_the_items_of_the_training_events(tmp_path):
     batch = next(iter(opened.held_out.batches())).batch
     assert batch["items"][0, :3].tolist() == [2, 2, 1] and batch["targets"][0, :3].tolist() == [2, 1, 0]
     assert any("1 of 5 events are of items that items_from does not have" in line for line in said)
-    with pytest.raises(DataError, match="ids of 'items' are given by counts"):
+    with pytest.raises(DataError, match="ids of 'items' are assigned by counts"):
         sources = {"data": train.open().train, "held_out": val.open().train}
         open_data(panax.Experiment(task=task(), **sources), lambda line: None)
 

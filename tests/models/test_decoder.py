@@ -125,7 +125,7 @@ def test_flops_count_every_weight_six_times_and_what_the_window_leaves():
         ({"head_dim": 7}, "even number"),
         ({"attention_clip": 0.0}, "attention_clip=0.0; expected a positive bound"),
         ({"latent": Latent(), "kv_heads": 2}, "kv_heads=2 has no effect with latent attention; leave it 0"),
-        ({"latent": Latent(), "rotary": None}, "rotary=None; latent attention has a rotated part"),
+        ({"latent": Latent(), "rotary": None}, "rotary=None; latent attention needs rotary positions"),
     ],
 )
 def test_impossible_configurations_are_refused(change, says):

@@ -1,4 +1,4 @@
-"""A process of `test_growing.py`: trains a table that grows, and prints digests of the results.
+"""A process of `test_table_growth.py`: trains a table that grows, and prints digests of the results.
 
 python growing_worker.py ADDRESS PROCESSES INDEX MESH STEPS
 """

@@ -73,7 +73,7 @@ class AdaptedTask(Task):
     mesh_axes = frozenset({"replica", "fsdp", "expert", "tensor"})
 
     _parts = 1
-    """Number of micro-batches that a loss which is a sum is added up over."""
+    """Number of micro-batches over which a loss that is a sum is accumulated."""
 
     def __init__(self, model: Model, sharding: Mapping[str, Axes] | None = None):
         """

@@ -66,7 +66,7 @@ class MemoryConfig(Validated):
 
 
 class _Held(NamedTuple):
-    """A part that some host holds whole."""
+    """A part that is complete on some host."""
 
     step: int
     attempt: str

@@ -121,7 +121,7 @@ class _Variables:
             return None
         if processes is None or process is None:
             there, missing = (count, index) if process is None else (index, count)
-            raise RecipeError(f"{there} is set and {missing} is not; set both, or unset both for a process alone")
+            raise RecipeError(f"{there} is set and {missing} is not; set both, or unset both for a single process")
         if processes < 1:
             raise RecipeError(f"{count} is {processes}; expected at least 1")
         if process >= processes:

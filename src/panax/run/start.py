@@ -238,7 +238,7 @@ def find_start(
     *,
     accept_changes: bool = False,
 ) -> RunStart:
-    """Restore the newest whole state, from the memory of hosts or from the store, or initialize (or load) the
+    """Restore the newest undamaged state, from the memory of hosts or from the store, or initialize (or load) the
     first state.
 
     Args:
@@ -284,12 +284,12 @@ def restore_newest(
     at_most: int | None = None,
     accept_changes: bool = False,
 ) -> RunStart | None:
-    """Restore the newest whole state, from the memory of hosts or from the store; None if there is none.
+    """Restore the newest undamaged state, from the memory of hosts or from the store; None if there is none.
 
     Args:
-        rollbacks: Rollbacks of the run so far: a state that has trained on batches they skip is passed over.
+        rollbacks: Rollbacks of the run so far: a state that has trained on batches they skip is not used.
             None: those in the checkpoints.
-        at_most: Pass over states after this step.
+        at_most: Ignore states after this step.
 
     Raises:
         DataError: The data has changed, and that is not accepted.

@@ -270,10 +270,12 @@ class ObjectStore:
             if answer.meta["size"] < stop:
                 raise ReadPastEndError(f"it ends at byte {answer.meta['size']}; expected bytes {start} to {stop}")
             if answer.range != (start + filled, stop):
-                raise TruncatedReadError(f"the server sent bytes {answer.range[0]} to {answer.range[1]} of others")
+                raise TruncatedReadError(
+                    f"the server sent bytes {answer.range[0]} to {answer.range[1]}, not those requested"
+                )
             for chunk in answer.stream(_CHUNK_BYTES):
                 if len(chunk) > len(target) - filled:
-                    raise TruncatedReadError("the answer is longer than was asked for")
+                    raise TruncatedReadError("the answer is longer than requested")
                 target[filled : filled + len(chunk)] = chunk
                 filled += len(chunk)
             if filled < len(target):

@@ -32,7 +32,8 @@ def data(tmp_path, prompts, **settings):
 
 def test_where_every_answer_is_cut_away_a_run_is_refused(tmp_path):
     with pytest.raises(
-        DataError, match=r"nothing is left to train on: .*of 36 documents 36 are longer than 16.*36 keep nothing"
+        DataError,
+        match=r"nothing is left to train on: .*of 36 documents 36 are longer than 16.*36 have no target with loss",
     ):
         data(tmp_path, [LONG] * 40).open()
 

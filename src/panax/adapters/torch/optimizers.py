@@ -377,7 +377,7 @@ def _refuse_moved(scheduler: Any, before: list[dict[str, Any]], after: list[dict
             raise RecipeError(
                 f"the {type(scheduler).__name__} changes {moved[0]!r} of group {index} at step {step}; lr, weight_decay, "
                 "momentum and "
-                f"betas are followed, and all else is fixed here: take the step in a loop of your own with panax.compile_step"
+                f"betas are followed, and all else is fixed here: take the step in a custom loop with panax.compile_step"
             )
 
 

@@ -64,7 +64,7 @@ def task(
             ones.
         compute_dtype: "float32", "bfloat16" or "float16"; below float32 the forward runs under
             `torch.autocast`, and parameters stay as they are. In float16 the loss is scaled
-            (`step.loss_scale`). "auto": bfloat16 if the devices here have instructions for it, otherwise
+            (`step.loss_scale`). "auto": bfloat16 if the attached devices have instructions for it, otherwise
             float32.
         weights: Safetensors (a file or a folder) with the values of tensors on the meta device; each device
             reads its slices.

@@ -149,7 +149,7 @@ class JobShapes:
         if self.best_without(range(self._nodes), out) is not None:
             return ""
         if not (self._place / LAYOUTS).is_file():
-            return "the job has not trained on all of its nodes yet, which is when it learns how it could on fewer"
+            return "the job has not yet taken a step on all of its nodes, after which layouts for fewer nodes are known"
         return f"the run can't be laid out on {left} of {self._nodes} nodes"
 
     @property

@@ -102,9 +102,9 @@ def check_same_id_sets(found: Any, trained: Any) -> None:
     for leaf in mine.keys() & theirs.keys():
         if mine[leaf] != theirs[leaf]:
             raise DataError(
-                f"the ids of {leaf!r} are given by counts, and were counted in other files than those of training: an id "
-                f"means another value. Count them in the same: CountVocabulary(counted_in=(the paths of the training data,)), or "
-                f"Sequences(items_from=...)"
+                f"the ids of {leaf!r} are assigned by counts, and were counted in other files than the training data, so an "
+                f"id means another value; count them in the same files: CountVocabulary(counted_in=(the paths of the training "
+                f"data,)), or Sequences(items_from=...)"
             )
 
 

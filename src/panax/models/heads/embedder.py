@@ -20,8 +20,8 @@ from .pooling import pool
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextEmbedderTask(HeadedTask):
-    """Train a decoder to give a text and its positive one similar vectors: among all positive texts of the global batch,
-    each text's own is to be the nearest.
+    """Contrastive training of text embeddings by a decoder: among all positive texts of the global batch, that of a text
+    should have the nearest vector.
 
     Batches have `tokens` and `positive_tokens`, each with `segment` and `positive_segment` (0 for padding). On a mesh the
     softmax is over the texts of all devices, so the loss is that of one device; micro-batches are refused.
@@ -30,8 +30,8 @@ class TextEmbedderTask(HeadedTask):
     learning (arXiv:2205.13147).
 
     Attributes:
-        dims: Lengths of beginnings of the vector that are to work alone (Matryoshka); the loss is the mean over them and the
-            whole vector. (): the whole one only.
+        dims: Lengths of prefixes of the vector that are also trained as embeddings (Matryoshka); the loss is the mean over
+            them and the full vector. (): the full vector only.
         temperature: Cosines are divided by this.
         both_ways: Also find each positive text's own among all texts, and take the mean of both.
     """

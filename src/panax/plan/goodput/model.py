@@ -138,8 +138,8 @@ def _without_copies(stages: StageTimes, fleet: Fleet) -> tuple[float, float, flo
 
 
 def _with_copies(stages: StageTimes, fleet: Fleet) -> tuple[float, float, float]:
-    """Return the same if a failure falls back to the newest copy, or to the store if it destroyed the
-    copies."""
+    """Return the same figures for failures that fall back to the newest copy, or to the store if the failure
+    destroyed the copies."""
     rate, recovery = fleet.failures_per_second, fleet.recovery(stages)
     copies = stages.every // stages.copy_every
     work = stages.copy_every * stages.step_with_waits

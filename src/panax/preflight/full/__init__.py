@@ -1,5 +1,5 @@
 """`panax check --full`: every kernel against its definition, layouts, a checkpoint and a benchmark, on the
-devices here."""
+attached devices."""
 
 from .execution import cases, check_single_process, chip_name, full_check
 from .output import format_markdown, part_lines, result_file, write_result

@@ -61,7 +61,7 @@ def test_control_flow_on_values_names_module_and_line():
         return -h
 
     message = refused(branches)
-    assert "inner.1 (Part)" in message and "test_torch_refused.py:" in message and "`if h.sum() > 0:`" in message
+    assert "inner.1 (Part)" in message and "test_torch_rejections.py:" in message and "`if h.sum() > 0:`" in message
     assert "torch.where" in message
 
 
