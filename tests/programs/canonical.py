@@ -122,7 +122,7 @@ def _refine(
     carried: Mapping[int, int],
     iterate: Callable[[Sequence[str], list[str] | None], list[str]],
 ) -> list[str]:
-    """Tell carried values with the same label apart by what an iteration makes of them.
+    """Distinguish carried values with the same label by the results of an iteration.
 
     Args:
         carried: Position of an input to that of the result that replaces it.
@@ -283,7 +283,7 @@ def describe_aval(aval: Any) -> str:
 def describe(value: Any) -> str:
     """A text of a parameter, the same in every process: nothing of objects' ids, of sets' order or of places in files.
 
-    A function is only "function": what it computes is in the program.
+    A function is only "function": its operations are in the program.
     """
     if value is None or isinstance(value, bool | int | str | bytes | complex):
         return repr(value)
