@@ -52,7 +52,10 @@ __getattr__ = lazy_getattr(
     rooms=("adapters", "hooks"),
 )
 
-register_serializable_module("panax.models", "DecoderTask", "DecoderConfig", "VitTask", "VitConfig")
+register_serializable_module(
+    "panax.models", "DecoderTask", "DecoderConfig", "BaseWidth", "HeadSizes", "LoRA", "VitTask", "VitConfig"
+)
+register_serializable_module("panax.models", "TextClassifierTask", "TextEmbedderTask")
 register_serializable_module(
     "panax.models", "DlrmTask", "DlrmConfig", "HstuConfig", "SequenceTask", "TwoTowerTask", "TwoTowerConfig"
 )
@@ -60,6 +63,7 @@ register_serializable_module("panax.layers", "TablesConfig", "TableConfig", "Fea
 register_serializable_module(
     "panax.layers",
     "DynamicScaling",
+    "GateClamp",
     "LinearScaling",
     "LongScaling",
     "Rotary",

@@ -40,7 +40,7 @@ FLAWS: dict[str, tuple[str, str]] = {
     ),
     "data": (
         "data made in the timed loop",
-        "both sides draw each batch inside of the timed loop: random number generators are compared as well as training",
+        "both sides draw each batch inside the timed loop: random number generators are compared as well as training",
     ),
     "tf32": (
         "TF32 on one side",

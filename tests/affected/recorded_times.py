@@ -118,7 +118,7 @@ def test_functions(path: str, tree: ast.Module, *, all_tiers: bool = False) -> l
 
 
 def _marks(node: ast.expr) -> Iterator[str]:
-    """Names of the marks in a decorator or a list of marks; marks inside of `pytest.param` are not of the function."""
+    """Names of the marks in a decorator or a list of marks; marks inside `pytest.param` are not of the function."""
     if isinstance(node, ast.List | ast.Tuple):
         for inner in node.elts:
             yield from _marks(inner)

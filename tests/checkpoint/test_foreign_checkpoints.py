@@ -53,7 +53,7 @@ def test_any_flipped_bit_of_a_manifest_leads_to_the_checkpoint_before(folder):
     said: list[str] = []
     path.write_bytes(whole_text.replace(b'"version": 2', b'"version": 3'))
     assert [one.manifest.step for one in Checkpointer(folder, say=said.append).newest_first()] == [1]
-    assert "is damaged: its version does not hold" in said[0]
+    assert "is damaged: its version does not match" in said[0]
 
 
 def boxes_drawn(rng: random.Random, shape: tuple[int, ...]) -> list[ArraySlice]:

@@ -202,7 +202,7 @@ def test_who_may_not_look_at_claims_may_use_them(kubectl):
 
 
 def test_a_job_of_the_same_name_and_a_secret_that_is_refused(kubectl, tmp_path):
-    with pytest.raises(LaunchError, match="a job 'panax-gpt2' is there already"):
+    with pytest.raises(LaunchError, match="a job 'panax-gpt2' exists already"):
         kubectl(create="echo 'Error from server (AlreadyExists)' >&2; exit 1").submit(LAUNCH, Path("runs/gpt2"))
     with pytest.raises(LaunchError, match="quota"):
         kubectl(secret="echo 'exceeded quota' >&2; exit 1").submit(LAUNCH, Path("runs/gpt2"))

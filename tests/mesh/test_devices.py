@@ -68,7 +68,7 @@ def test_axes_inside_of_hosts_are_no_reason_to_warn(sizes):
 def test_tensor_across_hosts_warns_with_a_better_mesh():
     (message,) = warned(cluster(4, 8), fsdp=2, tensor=16)
     assert "mesh.tensor=16 spans 2 hosts of 8 devices" in message
-    assert "the mesh fsdp=4·tensor=8 keeps it inside of a host" in message
+    assert "the mesh fsdp=4·tensor=8 keeps it within a host" in message
 
 
 def test_context_across_hosts_warns_with_a_better_mesh():

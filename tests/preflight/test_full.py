@@ -142,7 +142,7 @@ def test_results_are_never_written_over(current):
     assert full.result_file(None, *day).name == "2030-01-02-check-gpu-h100-2.md"
     with pytest.raises(RecipeError, match="written by another program meanwhile"):
         full.write_result(first, "other")
-    with pytest.raises(RecipeError, match="it is there already"):
+    with pytest.raises(RecipeError, match="it exists already"):
         full.result_file(first, *day)
     with pytest.raises(RecipeError, match="the folder none is missing"):
         full.result_file("none/page.md", *day)
@@ -201,7 +201,7 @@ def test_layers_that_do_not_fit_are_tried_with_fewer(monkeypatch):
         (["--fu"], "--fu is not a flag"),
         (["--full=yes"], "ignored explicit argument"),
         (["--output", "page.md"], "output has no effect without full"),
-        (["--full", "--output", "there.md"], "it is there already"),
+        (["--full", "--output", "there.md"], "it exists already"),
     ],
 )
 def test_half_a_flag_and_flags_without_effect(arguments, said, current, capsys, monkeypatch):

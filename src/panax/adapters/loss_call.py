@@ -1,4 +1,4 @@
-"""Calls of a user's loss with those of the available keywords that it names."""
+"""Calls of a user's loss with only the available keywords that it accepts."""
 
 import inspect
 from collections.abc import Callable

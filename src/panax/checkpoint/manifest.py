@@ -168,7 +168,7 @@ class Manifest:
                     f"{where} has format version {version}, this Panax reads version {VERSION}; use the Panax that wrote it"
                 )
             if version != VERSION or not sealed:
-                raise DamagedError(f"{where} is damaged: its {'version' if sealed else 'checksum'} does not hold")
+                raise DamagedError(f"{where} is damaged: its {'version' if sealed else 'checksum'} does not match")
             return cls._from_body(body or {})
         except CheckpointError:
             raise

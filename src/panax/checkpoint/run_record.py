@@ -74,7 +74,7 @@ def read_record(store: Store) -> RunRecord | None:
     try:
         outer = json_reader.parse(text, constants=True)
         if outer["checksum"] != _seal(outer["record"]):
-            raise ValueError("its checksum does not hold")
+            raise ValueError("its checksum does not match")
         return RunRecord(**outer["record"])
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{store.url}/{RECORD_FILE} is not the record of a run: {error}") from error

@@ -59,7 +59,7 @@ def full_slice(shape: Sequence[int]) -> ArraySlice:
 
 
 def is_exact_cover(shape: Sequence[int], boxes: Sequence[ArraySlice]) -> bool:
-    """Return True if each value of an array is in exactly one of the slices; they must be inside of the
+    """Return True if each value of an array is in exactly one of the slices; they must be inside the
     array.
 
     A slice is determined by its corners, with a sign each: those of slices that fill a larger one, each value

@@ -9,6 +9,7 @@ from typing import Any
 from ..core import Task
 from ..core.errors import PanaxError, RecipeError, describe_type
 from ..metrics.console import wrap_line
+from ..models import DecoderTask, LoRA
 from ..presets.experiments import preset
 from ..presets.released_model import released_model
 from ..run import Experiment, replace_data
@@ -19,6 +20,7 @@ from .recipes import PRESET, RELEASED, built_in_recipes, find_recipe, format_rec
 from .settings import read_settings
 
 DATA = "--data"
+LORA = "--lora"
 """Flag that takes paths, up to the next flag."""
 
 SHORT_FLAGS = {"--buckets": "--data.buckets"}
@@ -70,9 +72,10 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
     """
     name, *flags = arguments
     flags, paths = _without_data(flags)
+    flags, rank = _without_lora(flags)
     recipe = find_recipe(name)
     try:
-        base = _published(name, paths, flags) or recipe()
+        base = _published(name, paths, flags, rank) or recipe()
     except PanaxError:
         raise
     except Exception as error:
@@ -81,6 +84,8 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         ) from error
     if not isinstance(base, Experiment):
         raise RecipeError(f"the recipe {name!r} returned {describe_type(base)}; expected `return Experiment(...)`")
+    if rank is not None and not name.startswith(RELEASED):
+        base = _with_adapters(base, rank)
     if paths and not name.startswith((PRESET, RELEASED)):
         base = replace_data(base, *paths)
     check_names(flags)
@@ -101,13 +106,41 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
     return dataclasses.replace(experiment, **held)
 
 
-def _published(name: str, paths: Sequence[str], flags: Sequence[str]) -> Experiment | None:
+def _published(name: str, paths: Sequence[str], flags: Sequence[str], rank: int | None) -> Experiment | None:
     """Return the experiment of a published model, which takes its data itself; None if the name is of another recipe."""
     if name.startswith(PRESET):
         return preset(name.removeprefix(PRESET), data=paths or None, init=_value_of("--init", flags), say=warn)
     if name.startswith(RELEASED):
-        return released_model(name.removeprefix(RELEASED), data=list(paths) or None, say=warn)
+        return released_model(name.removeprefix(RELEASED), data=list(paths) or None, lora=rank, say=warn)
     return None
+
+
+def _with_adapters(experiment: Experiment, rank: int) -> Experiment:
+    """Return an experiment that trains adapters of this rank beside a decoder's matrices."""
+    if not isinstance(experiment.task, DecoderTask):
+        raise RecipeError(
+            f"{LORA} adds adapters to decoders, and {experiment.name} trains a {describe_type(experiment.task)}"
+        )
+    return dataclasses.replace(experiment, task=dataclasses.replace(experiment.task, adapter=LoRA.of_rank(rank)))
+
+
+def _without_lora(flags: Sequence[str]) -> tuple[list[str], int | None]:
+    """Return the flags without `--lora RANK`, and the rank; None if there is none.
+
+    >>> _without_lora(["--seed", "1", "--lora", "16"]), _without_lora(["--lora=8"]), _without_lora([])
+    ((['--seed', '1'], 16), ([], 8), ([], None))
+    """
+    value = _value_of(LORA, flags)
+    rest = list(flags)
+    for place, flag in enumerate(flags):
+        if flag.partition("=")[0] == LORA:
+            del rest[place : place + (1 if "=" in flag else 2)]
+            if not value.isdecimal() or int(value) < 1:
+                raise RecipeError(
+                    f"{LORA} {value or 'without a number'}; expected the rank of the adapters, such as {LORA} 16"
+                )
+            return rest, int(value)
+    return rest, None
 
 
 def _without_data(flags: Sequence[str]) -> tuple[list[str], list[str]]:

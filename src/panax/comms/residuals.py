@@ -59,7 +59,7 @@ def check_mesh(
                 )
     if comms.compress and not _cut(comms, parameters, layout):
         raise RecipeError(
-            f"{asked} has no effect: every parameter is too small, or too odd in shape, to be cut into quantization "
+            f"{asked} has no effect: no parameter is large and regular enough to be cut into quantization "
             f"blocks; remove comms"
         )
 

@@ -226,7 +226,7 @@ def scan_arity(equation: Any) -> ScanArity:
 
 
 def _extra_dimensions(equation: Any, outside: Sequence[Any], inside: Sequence[Any]) -> int:
-    """Count the trailing arrays that have one dimension less inside of a loop's body."""
+    """Count the trailing arrays that have one dimension less inside a loop's body."""
     ranks = [_rank(a) - _rank(b) for a, b in zip(outside, inside)]
     count = sum(ranks)
     if len(outside) != len(inside) or ranks != [0] * (len(ranks) - count) + [1] * count:

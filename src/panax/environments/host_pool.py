@@ -164,7 +164,7 @@ class HostPool:
             ) from None
         except ValueError as error:
             raise TrainingError(
-                f"process {number} of the environments of {self._name} answered with something else: {error}; check that the "
+                f"process {number} of the environments of {self._name} sent an invalid answer: {error}; check that the "
                 f"environment writes to none of its process's pipes"
             ) from error
         if head.get("ok") is not True:

@@ -62,6 +62,7 @@ register_axes(
     Axis("environment", "environments in parallel, with their states; rows of replay buffers",
          compute=("replica", "fsdp", "expert")),
     Axis("seed", "runs side by side that know nothing of each other", copies=True),
+    Axis("rank", "rank of an adapter's correction of a weight"),
     Axis("bucket", "distances that share a bias of attention"),
     # For adapted models, which do not name their axes:
     Axis("features", "dimension of a weight that is computed in parallel", compute=("tensor",), undivided=_ELECTIVE),

@@ -124,7 +124,7 @@ def _warn_of_hosts(grid: np.ndarray, sizes: Mapping[str, int]) -> None:
             better["fsdp"] = sizes["fsdp"] * moved
         warnings.warn(
             f"mesh.{axis}={sizes[axis]} spans {spanned} hosts of {per_host} devices and communicates over their network in every "
-            f"layer; the mesh {_described(better)} keeps it inside of a host",
+            f"layer; the mesh {_described(better)} keeps it within a host",
             stacklevel=3,
         )
         return

@@ -10,7 +10,7 @@ from ..adapters.huggingface import config_from
 from ..adapters.huggingface.hub import find_model
 from ..core.errors import DataError, RecipeError
 from ..data import PretrainedTokenizer, TextData
-from ..models import DecoderConfig, DecoderTask
+from ..models import DecoderConfig, DecoderTask, LoRA
 from ..optim import AdamW, Schedule
 from ..run import EvaluateConfig, Experiment
 from ..run.blank_data import NoData
@@ -26,19 +26,23 @@ def released_model(
     where: str | Path,
     *,
     data: str | Path | Sequence[str | Path] | Any = None,
+    lora: int | LoRA | None = None,
     say: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Experiment:
     """Return an experiment that fine-tunes a released model, with its own tokenizer and chat template.
 
     The settings are usual ones to begin with: AdamW with a peak rate of 2e-5 after 20 steps of warm-up, rows of up to 2,048
-    tokens, computation in bfloat16 where the devices have it. Change them with `dataclasses.replace`, or by flags.
+    tokens, computation in bfloat16 where the devices have it. Change them with `dataclasses.replace`, or by flags. Adapters
+    have a peak rate of 2e-4.
 
     Args:
         where: A folder in Hugging Face's layout, or `ORG/NAME[@REVISION]`: a model in the local cache of `huggingface_hub`,
             or one that this library downloads if installed. The experiment records the commit.
         data: Paths, as `panax.data.make_corpus` takes them (conversations are rendered by the model's template), or anything
             that `Experiment.data` takes. None: to be given later; training without is an error.
+        lora: Rank of adapters beside all matrices of the layers, with a gain of 2, or their settings: they are trained, and
+            the model is frozen. None: all of the model is trained.
         say: Takes a line on the model that was found.
         settings: Other fields of the experiment, such as `num_steps`.
 
@@ -55,10 +59,11 @@ def released_model(
     if say is not None and model.where != str(where):
         say(f"{where} is {model.where}, in {model.folder}")
     name = re.sub(r"[^\w.-]", "-", Path(model.where.partition("@")[0]).name) or "model"
+    adapter = LoRA.of_rank(lora) if isinstance(lora, int) else lora
     defaults: dict[str, Any] = {
         "name": name,
         "init": f"hf:{model.where}",
-        "task": DecoderTask(model=config, compute_dtype="auto"),
+        "task": DecoderTask(model=config, compute_dtype="auto", adapter=adapter),
         "data": TextData(
             corpus=NoData(
                 preset=f"hf:{where}", kind="texts or conversations", function=f"panax.released_model({str(where)!r})"
@@ -66,7 +71,7 @@ def released_model(
             tokenizer=PretrainedTokenizer(path=str(model.folder)),
             sequence_length=min(MOST_TOKENS, config.max_length),
         ),
-        "optimizer": AdamW(schedule=Schedule(peak=2e-5, warmup_steps=20)),
+        "optimizer": AdamW(schedule=Schedule(peak=2e-5 if adapter is None else 2e-4, warmup_steps=20)),
         "evaluate": EvaluateConfig(every=100, batches=50),
     }
     experiment = Experiment(**defaults | settings)

@@ -274,7 +274,7 @@ class Experiment(Validated):
     def dry_run_copy(self, folder: str) -> "Experiment":
         """Return a trial run of two steps, with an evaluation and a checkpoint after each, in `folder`.
 
-        Its batches are whole, which need the most memory.
+        Its batches are full, which need the most memory.
         """
         return dataclasses.replace(
             self,

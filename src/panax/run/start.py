@@ -12,12 +12,13 @@ from typing import Any
 from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, exclusive_writer, raise_on_all_processes
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.run_record import read_record
-from ..core import Position, TrainState
+from ..core import Position, TrainState, named_leaves
 from ..core.errors import CheckpointError, DamagedError
 from ..data.loading.class_agreement import find_class_names
 from ..job.agreement import broadcast_text, is_process_zero
 from ..kernels import TimedKernels, choose_by_timing, timed_kernels_in_force
 from ..kernels.compute_dtype import AUTO
+from ..spmd.low_rank import base_weights, with_base_weights
 from ..stores import open_store
 from ..system import json_reader
 from ..system.lock import describe_owner, open_locked
@@ -382,6 +383,12 @@ def start_from_memory(
         return None
 
 
+def _lacks_adapters(checkpoint: Checkpoint, params: Any) -> bool:
+    """Return True if a checkpoint has the weights beside which there are to be adapters, and no adapters."""
+    there = {name.removeprefix("params.") for name in checkpoint.manifest.arrays if name.startswith("params.")}
+    return not named_leaves(params).keys() <= there and named_leaves(base_weights(params)).keys() <= there
+
+
 def init_state(prepared: PreparedRun, say: LogFn) -> TrainState:
     """Return the state before the first step: initialized, or with parameters loaded."""
     experiment = prepared.experiment
@@ -406,7 +413,11 @@ def init_state(prepared: PreparedRun, say: LogFn) -> TrainState:
                 f"{len(ours)} ({', '.join(ours[:8])}): the head begins with other classes; name them in their order with classes="
             )
         abstract, places = prepared.step.program.abstract, prepared.step.shardings
-        params, model_state = read_weights(
-            checkpoint, abstract.params, abstract.model_state, places.params, places.model_state
-        )
+        wanted, sharded = abstract.params, places.params
+        plain = _lacks_adapters(checkpoint, wanted)
+        if plain:
+            wanted, sharded = base_weights(wanted), base_weights(sharded)
+        params, model_state = read_weights(checkpoint, wanted, abstract.model_state, sharded, places.model_state)
+        if plain:
+            params = with_base_weights(state.params, params)
     return restart_averaging(prepared, dataclasses.replace(state, params=params, model_state=model_state))

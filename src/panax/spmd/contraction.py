@@ -34,7 +34,7 @@ from .collectives import all_gather, all_reduce, reduce_scatter
 from .overlap import gather_matmul, matmul_scatter, should_overlap, slice_rows
 from .product import WeightOp, apply_weight_op
 from .sequence import GATHERED_SEQUENCE, all_gather_sequence, sequence_parallel_axes
-from .weights import GatheredWeight, gather_weight
+from .weights import CompositeWeight, GatheredWeight, gather_weight
 
 PRODUCT = "product"
 """Name of matmul results in rematerialization policies."""
@@ -93,7 +93,8 @@ class Equation:
 
 
 @functools.lru_cache(maxsize=1024)
-def _parse(text: str) -> Equation:
+def parse_equation(text: str) -> Equation:
+    """Return the equation of a text; each is parsed once."""
     return Equation(text)
 
 
@@ -112,7 +113,9 @@ def contract(text: str, x: Float[Array, "..."], w: Any, *, out_dtype: Any = None
     >>> contract("batch embed, embed ffn -> batch ffn", jnp.ones((2, 3)), jnp.ones((3, 4))).shape
     (2, 4)
     """
-    equation = _parse(text)
+    if isinstance(w, CompositeWeight):
+        return w.contract(text, x, out_dtype or x.dtype)
+    equation = parse_equation(text)
     opened = gather_weight(w, equation.axes[1], x.dtype)
     equation.check(x, opened.value)
     contraction = _Contraction(text, jnp.dtype(out_dtype or x.dtype).name, *_partial(equation))
@@ -137,12 +140,13 @@ def contract_gathered(
     (1, 2, 4)
     """
     axes = sequence_parallel_axes()
-    if not should_overlap(axes):
+    # Parts of a composite weight are contracted one after the other, which a ring of one product does not do.
+    if not should_overlap(axes) or any(isinstance(w, CompositeWeight) for _, w in products):
         x = all_gather_sequence(x)
         return [contract(text, x, w, out_dtype=out_dtype) for text, w in products]
     dtype = jnp.dtype(out_dtype or x.dtype).name
     contractions = tuple(_Contraction(text, dtype, axes, 1, ring=True) for text, _ in products)
-    weights = [gather_weight(w, _parse(text).axes[1], x.dtype) for text, w in products]
+    weights = [gather_weight(w, parse_equation(text).axes[1], x.dtype) for text, w in products]
     outs: list[jax.Array] = apply_weight_op(_Contractions(contractions), x, *weights)
     return [checkpoint_name(out, PRODUCT) for out in outs]
 
@@ -213,17 +217,17 @@ class _Contraction(WeightOp):
 
     def of(self, w: jax.Array) -> Callable[[jax.Array], jax.Array]:
         """Return the matmul as a function of the activation."""
-        a, b, o = _parse(self.text).letters
+        a, b, o = parse_equation(self.text).letters
         return lambda x: product(f"{a},{b}->{o}", x, w, self.out_dtype)
 
     def back(self, w: jax.Array, dtype: Any) -> Callable[[jax.Array], jax.Array]:
         """Return the activation's gradient as a function of the result's gradient."""
-        a, b, o = _parse(self.text).letters
+        a, b, o = parse_equation(self.text).letters
         return lambda gradient: product(f"{o},{b}->{a}", gradient, w, dtype)
 
     def outer(self, x: jax.Array, gradient: jax.Array, dtype: Any) -> jax.Array:
         """Compute the weight's gradient."""
-        a, b, o = _parse(self.text).letters
+        a, b, o = parse_equation(self.text).letters
         return product(f"{a},{o}->{b}", x, gradient, dtype)
 
 

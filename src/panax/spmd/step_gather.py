@@ -17,7 +17,7 @@ from ..core.protocols import Axes
 from .collectives import scatter_dims
 from .rows import GatheredRows, is_rows
 from .weight_gather import gather_weight_as
-from .weights import GatherSpec, gather_axes, is_wrapped_weight
+from .weights import CompositeWeight, GatherSpec, gather_axes, is_wrapped_weight
 
 
 class StepWeight(eqx.Module):
@@ -65,7 +65,8 @@ def step_gather_dtype(axes: Axes, dtype: Any) -> Any:
 def gather_params_per_step(params: Any, axes: Any, dtype: Any, *, scattered: bool) -> Any:
     """Replace each parameter by a gathered `StepWeight`.
 
-    A parameter that needs no gather, or is not a plain array, is returned as it is.
+    A parameter that needs no gather, or is not a plain array, is returned as it is; parts of a `CompositeWeight` are
+    parameters of their own.
 
     Args:
         axes: Logical axes at each leaf, with the structure of `params`.
@@ -77,7 +78,9 @@ def gather_params_per_step(params: Any, axes: Any, dtype: Any, *, scattered: boo
         value = gather_weight_as(w, tuple(leaf_axes), gathers, step_gather_dtype(tuple(leaf_axes), dtype))
         return StepWeight(value, jnp.zeros_like(w) if scattered else jnp.zeros(value.shape, w.dtype), scattered)
 
-    leaves, structure = jax.tree.flatten(params, is_leaf=is_wrapped_weight)
+    leaves, structure = jax.tree.flatten(
+        params, is_leaf=lambda w: is_wrapped_weight(w) and not isinstance(w, CompositeWeight)
+    )
     return structure.unflatten(map(one, leaves, structure.flatten_up_to(axes)))
 
 

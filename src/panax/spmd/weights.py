@@ -13,6 +13,7 @@ with adapters, rows of a table, or a weight gathered once per step (`step_gather
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -71,6 +72,19 @@ class WeightLike(Protocol):
             kept: The second result of `gather`.
             gradient: This device's partial gradient of the value, in the compute layout.
         """
+        ...
+
+
+@runtime_checkable
+class CompositeWeight(WeightLike, Protocol):
+    """A weight that is computed from parts, each of which is stored, gathered and trained by itself."""
+
+    def part_axes(self, axes: Axes) -> Mapping[str, Axes]:
+        """Return the logical axes of each part, by the name of its field, given those of the weight."""
+        ...
+
+    def contract(self, text: str, x: jax.Array, out_dtype: Any) -> jax.Array:
+        """Contract an activation with the weight, by contractions with its parts; `text` as in `contract`."""
         ...
 
 
@@ -136,7 +150,7 @@ def gather_weight(w: Any, axes: Axes | str, dtype: Any) -> GatheredWeight:
     >>> opened.value.dtype.name, opened.slot.dtype.name
     ('bfloat16', 'float32')
     """
-    return _open(_opening(axes, dtype), _openable(w))
+    return _open(_opening(axes, dtype), as_weight(w))
 
 
 def gather_weight_early(w: Any, axes: Axes | str, dtype: Any) -> GatheredWeightWithGrad:
@@ -145,7 +159,7 @@ def gather_weight_early(w: Any, axes: Axes | str, dtype: Any) -> GatheredWeightW
     Unlike with `gather_weight`, the layer can convert the gradient to the storage layout at once instead of
     keeping it unsharded until the backward pass.
     """
-    to, weight = _opening(axes, dtype), _openable(w)
+    to, weight = _opening(axes, dtype), as_weight(w)
     value, kept = jax.tree.map(jax.lax.stop_gradient, weight).gather(to)
     return GatheredWeightWithGrad(checkpoint_name(value, GATHERED), weight, kept, to)
 
@@ -171,7 +185,8 @@ def _opening(axes: Axes | str, dtype: Any) -> GatherSpec:
     return GatherSpec(gather_axes(axes), jnp.dtype(dtype).name, axes)
 
 
-def _openable(w: Any) -> WeightLike:
+def as_weight(w: Any) -> WeightLike:
+    """Return a parameter as a `WeightLike`."""
     return w if is_wrapped_weight(w) else PlainWeight(w)
 
 

@@ -73,7 +73,7 @@ class LinkableStore(Store, Protocol):
     """A store in which a name may be a link to something outside of the store."""
 
     def is_link(self, path: str) -> bool:
-        """Return True if an object or folder is reached by a link inside of the store. Reads follow it;
+        """Return True if an object or folder is reached by a link inside the store. Reads follow it;
         `delete` removes the link."""
         ...
 

@@ -92,8 +92,8 @@ class Race(Measurement):
             )
         if settings.kind == "dlrm":
             raise RecipeError(
-                "--until-loss trains on data, and 'dlrm' times batches of made ids; train recipes of recommenders with `panax "
-                "train`, and give folders of runs"
+                "--until-loss trains on data, and 'dlrm' times batches of generated ids; train recipes of recommenders with "
+                "`panax train`, and give folders of runs"
             )
         super().__init__(settings, folder, command, say, dataclasses.asdict(until))
         self.until = until

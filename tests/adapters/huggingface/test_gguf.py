@@ -233,6 +233,12 @@ def test_the_tokenizer_has_its_end_and_template(tokenizer_folder: Path, tmp_path
     entries = read_vocabulary(tmp_path, 300)
     assert entries["tokenizer.chat_template"] == "{{ messages }}"
     assert (entries["tokenizer.ggml.eos_token_id"], entries["tokenizer.ggml.eot_token_id"]) == (3, 7)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    entries = read_vocabulary(tmp_path, 300)
+    assert entries["tokenizer.chat_templates"] == ["tool_use"]
+    assert entries["tokenizer.chat_template.tool_use"] == "{{ tools }}"
+    assert entries["tokenizer.chat_template"] == "{{ messages }}"
 
 
 @pytest.mark.parametrize(

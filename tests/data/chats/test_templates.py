@@ -115,7 +115,7 @@ def test_the_date_is_a_setting():
 
 def test_a_template_that_changes_its_marked_answers():
     source = "{% set a %}{% generation %}b{% endgeneration %}{% endset %}{{ a | length }}"
-    with pytest.raises(RenderError, match="changes the text inside of"):
+    with pytest.raises(RenderError, match="changes the text inside"):
         make(source).render_marked([])
 
 

@@ -82,7 +82,7 @@ def test_a_bomb_is_refused_before_it_takes_memory(tmp_path, monkeypatch, kind):
 
 def test_other_compressions_are_named(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\x04\x22\x4d\x18" + bytes(40))
-    with pytest.raises(DataError, match=r"a\.jsonl is compressed with lz4, which is not read"):
+    with pytest.raises(DataError, match=r"a\.jsonl is compressed with lz4, which is not supported"):
         documents(tmp_path / "a.jsonl")
     (tmp_path / "a.txt").write_bytes(COMPRESS["zst"](b"the oak"))
     (bad,) = TextFiles(paths=(str(tmp_path / "a.txt"),)).documents()

@@ -46,8 +46,8 @@ def test_parts_of_other_arrays_are_refused(tmp_path):
         ("names.bin", "u1", 255, "the name of record 0 is damaged"),
         ("offsets.bin", "<i8", 2**40, "don't rise from 0"),
         ("offsets.bin", "<i8", -1, "don't rise from 0"),
-        ("labels.bin", "<i4", 3, "a label is not one of 3"),
-        ("labels.bin", "<i4", -1, "a label is not one of 3"),
+        ("labels.bin", "<i4", 3, "a label is not in 0 to 2"),
+        ("labels.bin", "<i4", -1, "a label is not in 0 to 2"),
     ],
 )
 def test_records_that_are_sealed_and_wrong_are_refused(tmp_path, file, dtype, value, says):

@@ -35,7 +35,7 @@ OUTSIDE_SECONDS = 30.0
 """For whoever injects a fault from outside."""
 
 WITHIN = ("forward", "optimizer")
-"""Phases inside of a compiled step; their places in hold.c."""
+"""Phases inside a compiled step; their places in hold.c."""
 
 ACTIONS = {"hang in data": 0, "corrupted value": 2, "exception": 3, "out of memory": 4, "hang with the lock": 5}
 """What hold.c does; it waits for any other fault."""

@@ -16,12 +16,13 @@ from store_faults import CONFIG, go_on, same, save
 from panax.checkpoint import Checkpointer
 from panax.core import DamagedError, PanaxError
 from panax.stores import local
+from panax.system import replacement
 
 WRITING = os.O_WRONLY | os.O_RDWR
 
 
 class FaultyOs:
-    """The module `os` as `panax.stores.local` sees it: one call fails on paths that end so, once or for good."""
+    """The module `os` as a local store sees it: one call fails on paths that end so, once or for good."""
 
     def __init__(
         self, call: str, code: int, suffix: str, times: float = float("inf"), flags: int | None = None
@@ -68,7 +69,8 @@ class FaultyOs:
 def faulty(monkeypatch) -> Callable[..., FaultyOs]:
     def put(*args: Any, **options: Any) -> FaultyOs:
         found = FaultyOs(*args, **options)
-        monkeypatch.setattr(local, "os", found)
+        for module in (local, replacement):
+            monkeypatch.setattr(module, "os", found)
         monkeypatch.setattr(local, "open", found.file_opened, raising=False)
         return found
 
@@ -124,14 +126,14 @@ def test_a_manifest_that_could_not_be_flushed_keeps_its_files(tmp_path, faulty, 
     said: list[str] = []
     checkpointer = Checkpointer(tmp_path, CONFIG, say=said.append)
     assert save(checkpointer, 2) is None
-    real = local._flush_folder
+    real = local.flush_folder
 
     def refused(folder: Path) -> None:
         if (folder / "manifest.json").exists() and folder.name == "step_00000003":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(folder)
 
-    monkeypatch.setattr(local, "_flush_folder", refused)
+    monkeypatch.setattr(local, "flush_folder", refused)
     assert "saving step 3" in str(save(checkpointer, 3))
     assert "step_00000003 may still be committed" in said[-1]
     monkeypatch.undo()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -27,6 +28,8 @@ from panax.data import (
 )
 from panax.data.files.files import fingerprint
 from panax.environments import GridWorld
+from panax.layers import GateClamp
+from panax.models import BaseWidth, DecoderConfig, DecoderTask, HeadSizes, TextClassifierTask, TextEmbedderTask
 from panax.optim import AdamW
 from panax.run import Experiment, RollbackConfig
 from panax.run.folder.description import deserialize_config, deserialize_task, diff_configs, serialize_config
@@ -65,6 +68,52 @@ class Unregistered(Fitted):
 
 def test_a_task_that_registers_itself_comes_back():
     task = OwnTask(width=3, parts=("a", "b"))
+    assert deserialize_task(json.dumps(serialize_config(task)), "here") == task
+
+
+def dataclasses_of(hint) -> list[type]:
+    """Dataclasses in a type."""
+    own = [hint] if isinstance(hint, type) and dataclasses.is_dataclass(hint) else []
+    return own + [found for part in typing.get_args(hint) for found in dataclasses_of(part)]
+
+
+def test_every_setting_of_a_readable_class_is_readable():
+    """Else a run trains, and its checkpoints can't be loaded."""
+    unknown = [
+        f"{name}.{field.name}: {cls.__name__}"
+        for name in serializable_names()
+        if (owner := find_serializable(name)) is not None and owner.__module__.startswith("panax.")
+        for field in dataclasses.fields(owner)
+        for cls in dataclasses_of(typing.get_type_hints(owner)[field.name])
+        if find_serializable(cls.__name__) is not cls
+    ]
+    assert unknown == []
+
+
+def test_every_task_of_the_library_is_readable():
+    importlib.import_module("panax.models")
+    importlib.import_module("panax.agents")
+    classes, tasks = [Task], set()
+    while classes:
+        for cls in classes.pop().__subclasses__():
+            classes.append(cls)
+            if cls.__module__.startswith(("panax.models", "panax.agents")) and dataclasses.is_dataclass(cls):
+                tasks.add(cls)
+    concrete = {cls.__name__ for cls in tasks if not getattr(cls, "__abstractmethods__", None)}
+    assert len(concrete) > 8 and concrete <= {*serializable_names()}
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        DecoderTask(model=DecoderConfig(gate_clamp=GateClamp(limit=0.5), head_sizes=(HeadSizes(), HeadSizes(head_dim=8)))),
+        DecoderTask(model=DecoderConfig(embed=64, tied=False), base=BaseWidth(embed=32, heads=2)),
+        TextClassifierTask(model=DecoderConfig(), classes=3),
+        TextEmbedderTask(model=DecoderConfig(), dims=(32, 64)),
+    ],
+    ids=["bounds and heads", "muP", "classifier", "embedder"],
+)  # fmt: skip
+def test_settings_in_settings_come_back(task):
     assert deserialize_task(json.dumps(serialize_config(task)), "here") == task
 
 
@@ -117,7 +166,8 @@ def test_panax_own_classes_are_those_of_its_tasks():
     panax_names = {name for name in serializable_names() if find_serializable(name).__module__.startswith("panax.")}
     assert panax_names == {
         "DecoderTask", "DecoderConfig", "HybridConfig", "DeltaNetConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent",
-        "MoE", "Pipeline", "DynamicScaling", "LinearScaling", "LongScaling",
+        "MoE", "Pipeline", "DynamicScaling", "LinearScaling", "LongScaling", "GateClamp", "HeadSizes", "BaseWidth", "LoRA",
+        "TextClassifierTask", "TextEmbedderTask",
         "VitTask", "VitConfig", "DlrmTask", "DlrmConfig", "TwoTowerTask", "TwoTowerConfig", "SequenceTask", "HstuConfig",
         "TablesConfig", "TableConfig", "FeatureConfig", "Growth",
         "Dqn", "Ppo", "Sac", "Seeds", "PerceptronPolicy", "RecurrentPolicy", "DecoderPolicy",

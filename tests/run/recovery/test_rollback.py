@@ -390,7 +390,7 @@ def test_a_record_that_was_changed_is_an_error(tmp_path):
     fit(experiment(folder, bad=(3, 4), steps=6), quiet=True)
     record = folder / "checkpoints" / "run" / "rollbacks.json"
     record.write_text(record.read_text().replace("[3, 4]", "[3, 5]"))
-    with pytest.raises(CheckpointError, match=r"rollbacks.json can't be used: its checksum does not hold"):
+    with pytest.raises(CheckpointError, match=r"rollbacks.json can't be used: its checksum does not match"):
         fit(experiment(folder, steps=8), quiet=True)
     # Without it, what the checkpoints say holds.
     record.unlink()

@@ -109,7 +109,7 @@ def test_a_step_by_itself_is_asked_too(tmp_path):
 
 
 def test_an_axis_that_joins_hosts_and_their_devices_is_advised_against(tmp_path, monkeypatch):
-    """Copies on all 16 devices of two hosts: those inside of a host are to be added up first."""
+    """Copies on all 16 devices of two hosts: those inside a host are to be added up first."""
     mixed = Placement.create(MeshShape(replica=16), devices=target_devices(parse_target("h100x16")))
     apart = Placement.create(MeshShape(replica=2, fsdp=8), devices=target_devices(parse_target("h100x16")))
     assert (

@@ -101,7 +101,7 @@ def _family_of(raw: Mapping[str, Any], where: Path) -> Family:
         ):
             return family
     raise RecipeError(
-        f"{where}: no model here has a family of model_type={model_type!r}, architectures={architectures!r}. "
+        f"{where}: no family here has model_type={model_type!r}, architectures={architectures!r}. "
         f"{describe_nearest(raw, FAMILIES)}"
     )
 

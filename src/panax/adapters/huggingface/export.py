@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from ...checkpoint.conversion import group_by_bytes
 from ...core.errors import CheckpointError, RecipeError
 from ...models import Decoder, Vit
+from ...spmd.low_rank import merge_low_rank
 from ...system.files import apply_umask
 from .config import CONFIG, read_decoder
 from .families import FAMILIES
@@ -53,8 +54,8 @@ def save(
     A decoder is for `AutoModelForCausalLM.from_pretrained(directory)`; a vision transformer, with its images'
     preprocessing, for `AutoModelForImageClassification`.
 
-    Weights keep their dtype. One file's tensors are in host memory at a time. The configuration is written
-    last, so that an interrupted export is not taken for a model.
+    Adapters are merged: added in float32, and rounded once. Weights keep their dtype. One file's tensors are in host
+    memory at a time. The configuration is written last, so that an interrupted export is not taken for a model.
 
     Args:
         directory: Created if it does not exist; must not hold other weights.
@@ -74,7 +75,7 @@ def save(
     """
     if max_shard_bytes <= 0:
         raise RecipeError(f"max_shard_bytes={max_shard_bytes}; expected a positive number of bytes")
-    folder = Path(directory)
+    folder, model = Path(directory), merge_low_rank(model)
     family, raw, beside = _described(model, model_type, token_ids or {}, classes, like or {})
     if isinstance(model, Decoder):
         _check_state(model, state or {})
@@ -116,7 +117,7 @@ def save_gguf(
     """
     if kind not in KINDS:
         raise RecipeError(f"kind={kind!r}; expected one of {', '.join(KINDS)}")
-    path = Path(path)
+    path, model = Path(path), merge_low_rank(model)
     if has_towers(like or {}):
         raise RecipeError(
             "a model with other towers in addition to the text's is not written as a GGUF file; export without --gguf"

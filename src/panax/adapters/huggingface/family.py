@@ -106,7 +106,7 @@ class Family:
         also: Other values of `model_type` with the same meaning.
         predicts_more: True if files may have layers past the last, which predict further tokens: they are
             ignored.
-        nested: Keys with values that are objects; "outer.inner" is a key inside of one.
+        nested: Keys with values that are objects; "outer.inner" is a key inside one.
         token_ids: Token ids that `transformers` can't do without, if the tokenizer has none.
         preferred: False if a configuration is written as another family's that expresses it too.
         needed: Fields that may be None, but not in a member of this family.

@@ -103,8 +103,8 @@ def to_config_json(config: DecoderConfig, model_type: str | None) -> tuple[Famil
 def to_config_json_like(
     config: DecoderConfig, model_type: str | None, like: Mapping[str, Any]
 ) -> tuple[Family, dict[str, Any]]:
-    """Return the same as `to_config_json`, of the family of another config.json if that expresses the configuration, with
-    that file's keys that the family does not read.
+    """Return the result of `to_config_json` in the family of another config.json, if that family can express the configuration,
+    with the keys of that file that the family does not read.
 
     Raises:
         RecipeError: As `to_config_json`.

@@ -1,4 +1,4 @@
-"""Types of JSON values, and objects inside of objects."""
+"""Types of JSON values, and objects inside objects."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from ...core.errors import CheckpointError, RecipeError, describe_type
 from ...core.protocols import ModelState
 from ...models import Decoder, DecoderConfig, DecoderTask, HeadedDecoder, HeadedTask, Vit, VitConfig, VitTask
+from ...spmd.low_rank import base_weights, with_base_weights
 from ...system import json_reader
 from ..wrappers import find_wrapper
 from .config import CONFIG, read_config, read_json
@@ -65,7 +66,8 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
             model.safetensors.index.json.
         task: A `DecoderTask` or a `VitTask` with the model in the folder; or a `HeadedTask` on the decoder in it: the head is
             read too if the folder has one for as many classes, else it stays as it is in `params`.
-        params: The task's parameters, real or abstract: only each array's shape, dtype and sharding are used.
+        params: The task's parameters, real or abstract: only each array's shape, dtype and sharding are used. Adapters
+            beside them stay as they are.
         state: The task's model state, in the same form: the biases of a router's selection, if there are any.
 
     Returns:
@@ -86,6 +88,9 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
             f"weights in Hugging Face's layout can be loaded into a DecoderTask, a VitTask, or a task with a head on a decoder, "
             f"not {describe_type(task)}"
         )
+    if isinstance(task, DecoderTask) and task.adapter is not None:
+        bases, state = load(directory, dataclasses.replace(task, adapter=None), base_weights(params), state)
+        return with_base_weights(params, bases), state
     folder = Path(directory)
     family, config = read_config(folder)
     _check_model(config, task, folder)
@@ -350,7 +355,7 @@ def _open(folder: Path, family: Family) -> Iterator[Tensors]:
             raise CheckpointError(
                 f"{folder}: names in the files hold {wrapper!r} ({example}), as those of a module in a wrapper do "
                 "(torch.compile, "
-                f"DataParallel); save the module inside of it (model.{wrapper.rstrip('.')}.save_pretrained(...)), or "
+                f"DataParallel); save the module inside it (model.{wrapper.rstrip('.')}.save_pretrained(...)), or "
                 "rename the tensors"
             )
         if has_towers(raw):

@@ -44,6 +44,18 @@ class Pattern:
         """Return the foreign tensor's shape, given the size of each logical axis."""
         return tuple(sum(_length(part, sizes) for part in parts) for parts in self._groups)
 
+    @property
+    def matrix(self) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Return the axes of the rows and of the columns of a matrix that holds one parameter; None for others.
+
+        >>> Pattern("(heads head_dim) embed").matrix, Pattern("embed (3 heads head_dim)").matrix
+        ((('heads', 'head_dim'), ('embed',)), None)
+        """
+        if len(self._groups) != 2 or any(len(parts) != 1 for parts in self._groups):
+            return None
+        (rows,), (columns,) = self._groups
+        return None if any(axis.isdigit() or "+" in axis for axis in rows + columns) else (rows, columns)
+
     def read(
         self, tensor: Any, axes: Sequence[str], sizes: Mapping[str, int], ranges: Sequence[IndexRange], part: int
     ) -> np.ndarray:
@@ -132,7 +144,7 @@ def _range(axis: str, sizes: Mapping[str, int], wanted: Mapping[str, IndexRange]
 
 def _contiguous(sizes: Sequence[int], ranges: Sequence[IndexRange]) -> tuple[slice, list[int], list[slice]]:
     """Return the shortest run along a merged dimension that covers `ranges`; its shape unmerged; the ranges
-    inside of it."""
+    inside it."""
     start, inner = 0, math.prod(sizes)
     for place, (size, (low, high)) in enumerate(zip(sizes, ranges)):
         inner //= size

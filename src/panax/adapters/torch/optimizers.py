@@ -340,7 +340,9 @@ def _check_scheduler(optimizer: torch.optim.Optimizer, scheduler: Any, num_steps
                 f"a custom loop with panax.compile_step"
             )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise RecipeError(f"the {type(scheduler).__name__} is of another optimizer; pass both of one")
+        raise RecipeError(
+            f"the {type(scheduler).__name__} belongs to another optimizer; pass the scheduler of this one"
+        )
     if num_steps is None or num_steps < 1:
         raise RecipeError(f"num_steps={num_steps}; a scheduler needs the number of steps of the run")
     if every < 1:

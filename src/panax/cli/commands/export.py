@@ -13,6 +13,7 @@ from ...adapters.huggingface.hub import find_here
 from ...core.errors import RecipeError
 from ...models import Decoder, Vit
 from ...run.folder.trained_model import LoadedModel, load_model
+from ...spmd.low_rank import merge_low_rank
 from ..failures import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -70,7 +71,8 @@ def export(arguments: Sequence[str]) -> int:
         )
     if options.gguf is not None:
         return _write_gguf(trained, Path(options.directory), options.gguf)
-    params = trained.params if options.dtype is None else cast_weights(trained.params, options.dtype)
+    merged = merge_low_rank(trained.params)
+    params = merged if options.dtype is None else cast_weights(merged, options.dtype)
     ids = {} if trained.tokenizer is None else trained.tokenizer.special_ids
     save(
         options.directory,

@@ -61,6 +61,7 @@ HARDWARE = "--hardware"
 
 HELP = """\
   --data PATH...    read these files, folders or globs of text
+  --lora RANK       with adapters of this rank beside a decoder's matrices
   --hardware FILE   a step's time from the profile of `panax check`
   --target h100x64  for devices that you don't have (v5p-128, ...)
   --no-compile      only what tracing shows, in a second or two

@@ -107,7 +107,7 @@ class Kubernetes:
         except LaunchError as error:
             if "AlreadyExists" in str(error):
                 raise LaunchError(
-                    f"a job {name!r} is there already; see it with `kubectl get jobset {name}`, or delete it"
+                    f"a job {name!r} exists already; see it with `kubectl get jobset {name}`, or delete it"
                 ) from error
             raise
         # Pods wait for it. It is deleted with the JobSet.

@@ -119,14 +119,22 @@ def _axes_at(node: Any, path: tuple[Any, ...]) -> Axes:
         if isinstance(node, Module):
             name = entry.name
             field = node.__dataclass_fields__[name]
-            if depth == len(path) - 1:
-                return prefix + class_axes(type(node))[name]
+            if (axes := class_axes(type(node)).get(name)) is not None:
+                return _part_axes(getattr(node, name), prefix + axes, path[depth + 1 :])
             if "stacked" in field.metadata:
                 prefix = (*prefix, field.metadata["stacked"])
             node = getattr(node, name)
         else:
             node = node[entry.key if hasattr(entry, "key") else entry.idx]
     raise TypeError(f"{jax.tree_util.keystr(path)} is not an annotated parameter of a Module")
+
+
+def _part_axes(weight: Any, axes: Axes, path: tuple[Any, ...]) -> Axes:
+    """Return the axes of an array that is a part of a weight, of parts of parts too."""
+    if not path:
+        return axes
+    name = path[0].name
+    return _part_axes(getattr(weight, name), weight.part_axes(axes)[name], path[1:])
 
 
 def stack(key: jax.Array, count: int, make: Callable[[jax.Array], Any]) -> Any:

@@ -102,9 +102,7 @@ class ChatTemplate:
         marked = self._render(messages, tools, options, False, marked=True)
         text, spans = _split_marks(marked)
         if text != self.render(messages, tools=tools, options=options):
-            raise RenderError(
-                "it changes the text inside of {% generation %} afterwards, so that answers can't be found"
-            )
+            raise RenderError("it changes the text inside {% generation %} afterwards, so that answers can't be found")
         return text, spans
 
     def _render(

@@ -87,7 +87,7 @@ class PackedFiles:
                 self.labels.min() < 0 or (self.classes and self.labels.max() >= len(self.classes))
             ):
                 raise DataError(
-                    f"{directory / 'labels.bin'} is damaged: a label is not one of {len(self.classes)}; {_REMOVE}"
+                    f"{directory / 'labels.bin'} is damaged: a label is not in 0 to {len(self.classes) - 1}; {_REMOVE}"
                 )
             self.bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
         except DataError:

@@ -101,7 +101,7 @@ class _Part(NamedTuple):
             ids = [square[:, column : column + 1] for column in range(columns)]
         lengths = {len(array) for array in (numeric, label, *ids)}
         if len(lengths) > 1:
-            raise DataError(f"{folder / name}: the files have {sorted(lengths)} rows; expected one number")
+            raise DataError(f"{folder / name}: the files have {sorted(lengths)} rows; expected the same number in each")
         return cls(label, numeric, ids, [dense, labels, path])
 
 

@@ -126,7 +126,9 @@ class Criteo(Validated):
             for file in outputs.values():
                 file.close()
         if not count:
-            raise DataError(f"{', '.join(self.paths)} has no usable line; expected Criteo's, of {_FIELDS} fields")
+            raise DataError(
+                f"{', '.join(self.paths)} has no usable line; expected Criteo's format, {_FIELDS} fields a line"
+            )
         header = {
             "num_rows": count,
             "bad_records": skipped.bad,

@@ -66,11 +66,14 @@ class TokenizerCompanions:
 
     def files(self, vocabulary: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         """Yield the names and texts of the files, with special tokens' ids taken from the vocabulary."""
-        yield CONFIG, _json(self.config)
-        if self.template is not None:
-            yield _TEMPLATE, self.template
-        for name, template in self.other_templates.items():
-            yield f"{_OTHER_TEMPLATES}/{name}.jinja", template
+        if self.other_templates:
+            # In one place, as files in a folder of their own are no attachments of a checkpoint.
+            named = [{"name": name, "template": template} for name, template in self.chat_templates().items()]
+            yield CONFIG, _json({**self.config, "chat_template": named})
+        else:
+            yield CONFIG, _json(self.config)
+            if self.template is not None:
+                yield _TEMPLATE, self.template
         if self.generation is not None or self.answer_ends:
             yield GENERATION, _json(self._generation(self.ids(vocabulary)))
 

@@ -215,7 +215,6 @@ class Tokenizer:
         # Not the library's `save`, which raises a plain Exception without a path.
         (directory / "tokenizer.json").write_text(self._backend.to_str(pretty=True), encoding="utf-8")
         for name, text in self._beside.files(self._vocabulary):
-            (directory / name).parent.mkdir(exist_ok=True)
             (directory / name).write_text(text, encoding="utf-8")
 
 

@@ -168,7 +168,7 @@ def _block_that_covers(dim: int) -> int:
 
 
 def _within(i, size: int, dim: int) -> Array | None:
-    """Return the mask of the elements of block `i` within the dimension; None if all of every block are."""
+    """Return the mask of the elements of block `i` within the dimension; None if every block lies within it."""
     return None if dim % size == 0 else i * size + jnp.arange(size) < dim
 
 

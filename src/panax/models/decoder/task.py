@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ...core import Axes, Batch, DataFacts, Loss, Mean, Sum
+from ...core import Axes, Batch, DataFacts, Loss, Mean, Sum, named_leaves
 from ...core.batch_checks import MASK_LEAF, WEIGHT_RANGE, LeafRange, id_range
 from ...core.errors import RecipeError
 from ...core.layout.layout import axis_size
@@ -22,7 +22,9 @@ from ...layers.stages.staged_task import ComputeType, FloatType
 from ...parallel import ContextAttention, Pipeline, RematPolicy
 from ...parallel.context import sequence_positions
 from ...spmd import ValueState, assert_sharding, local_sequence, psum_over_tokens
+from ...spmd.low_rank import low_rank_mask
 from ..leaf_names import LEAF_ALIASES
+from ..lora import LoRA, add_adapters
 from ..task_metrics import TokenMetric, check_names, compute_token_metrics, metrics_field
 from .base_width import BaseWidth
 from .config import DecoderConfig
@@ -44,6 +46,7 @@ class DecoderTask(Validated, StagedTask):
         label_smoothing: In training, the share of each target's probability that is spread over the whole
             vocabulary.
         metrics: Additional evaluation metrics, by name; see `TokenMetric`.
+        adapter: Train adapters beside the layers' matrices, and freeze all parameters of the model.
         base: Widths of the narrower model on which the learning rate was tuned. Learning rates, weight decay
             and initial values of the wider weights then follow muP (`train.mup`), and the run logs them
             when it starts.
@@ -64,6 +67,7 @@ class DecoderTask(Validated, StagedTask):
     pipeline: Pipeline = Pipeline()  # noqa: RUF009
     context_attention: ContextAttention = "auto"
     base: BaseWidth | None = None
+    adapter: LoRA | None = None
 
     generates = True
     leaf_aliases = LEAF_ALIASES
@@ -82,6 +86,8 @@ class DecoderTask(Validated, StagedTask):
         self.check_precision()
         if self.base is not None:
             self.base.check(self.model)
+            if self.adapter is not None:
+                raise RecipeError("task.base has no rule for adapters; remove it, or task.adapter")
 
     @property
     def mup_base_task(self) -> "DecoderTask | None":
@@ -147,7 +153,16 @@ class DecoderTask(Validated, StagedTask):
         return sample(params, prompt, count, key, temperature=temperature, top_k=top_k, state=state)
 
     def init(self, key: jax.Array) -> tuple[Decoder, dict[str, Any]]:
-        return self.cast_to_storage(Decoder.build(key, self.model)), self._first_state()
+        model = self.cast_to_storage(Decoder.build(key, self.model))
+        return (model if self.adapter is None else add_adapters(key, model, self.adapter)), self._first_state()
+
+    @property
+    def frozen_parameters(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """All parameters but those of adapters, if there are any."""
+        if self.adapter is None:
+            return ()
+        params, _ = jax.eval_shape(self.init, jax.random.key(0))
+        return tuple(name for name, trained in named_leaves(low_rank_mask(params)).items() if not trained)
 
     def _first_state(self) -> dict[str, Any]:
         """Return the selection biases of all mixture layers' routers, if the config uses them."""

@@ -51,7 +51,7 @@ class DlrmTask(Validated, Task):
 
     def __post_init__(self) -> None:
         if self.compute_dtype == "float16":
-            raise RecipeError('task.compute_dtype="float16" would need the loss scaled; use "bfloat16" or "float32"')
+            raise RecipeError('task.compute_dtype="float16" needs loss scaling; use "bfloat16" or "float32"')
 
     @property
     def batch_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]

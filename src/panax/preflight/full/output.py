@@ -92,7 +92,7 @@ def result_file(output: str | Path | None, day: str, platform: str, chip: str) -
     if output is not None:
         path = expand_user(output)
         if path.exists():
-            raise RecipeError(f"--output {path}: it is there already; name another file, or remove it")
+            raise RecipeError(f"--output {path}: it exists already; name another file, or remove it")
         if not path.parent.is_dir():
             raise RecipeError(
                 f"--output {path}: the folder {path.parent} is missing; create it, or choose another file"

@@ -81,7 +81,7 @@ def _advise(program: Program, placement: Placement, say: Callable[[str], None]) 
             hosts, fsdp = size // inside, placement.sizes["fsdp"] * inside
             say(
                 f"warning: {axis}={size} joins {hosts} hosts with {inside} devices each, and all of them exchange compressed "
-                f"gradients with all; --mesh.{axis} {hosts} --mesh.fsdp {fsdp} adds up inside of hosts first, and sends "
+                f"gradients with all; --mesh.{axis} {hosts} --mesh.fsdp {fsdp} adds up inside hosts first, and sends "
                 f"1/{inside} of that across them"
             )
 

@@ -33,5 +33,5 @@ def register_family(family: Family) -> None:
     """
     known = next((each for each in FAMILIES.values() if family.model_type in (each.model_type, *each.also)), family)
     if known != family:
-        raise RecipeError(f"a family of model_type={family.model_type!r} is known already; choose another name")
+        raise RecipeError(f"a family of model_type={family.model_type!r} is registered already; choose another name")
     FAMILIES[family.model_type] = family

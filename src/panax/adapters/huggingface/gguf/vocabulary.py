@@ -1,10 +1,12 @@
 """A tokenizer of bytes and merges (tokenizer.json) as the entries of a GGUF file."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ....core.errors import RecipeError
+from ....data.text.special_tokens import read_companions
 from ....system import json_reader
 
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
@@ -64,9 +66,16 @@ def read_vocabulary(folder: Path, vocab_size: int) -> dict[str, Any]:
         entries["tokenizer.ggml.eos_token_id"] = ends[0]
         if len(ends) > 1:
             entries["tokenizer.ggml.eot_token_id"] = ends[1]
-    template = folder / "chat_template.jinja"
-    text = template.read_text("utf-8") if template.is_file() else settings.get("chat_template")
-    return entries | ({"tokenizer.chat_template": text} if isinstance(text, str) else {})
+    return entries | _chat_templates(read_companions(folder).chat_templates())
+
+
+def _chat_templates(templates: Mapping[str, str]) -> dict[str, Any]:
+    """Return the entries of chat templates; llama.cpp takes those besides the default one by their names."""
+    others = {re.sub("[^a-zA-Z0-9]", "_", name): text for name, text in templates.items() if name != "default"}
+    entries: dict[str, Any] = {f"tokenizer.chat_template.{name}": text for name, text in others.items()}
+    if others:
+        entries["tokenizer.chat_templates"] = list(others)
+    return entries | ({"tokenizer.chat_template": templates["default"]} if "default" in templates else {})
 
 
 def _pre(pre: Mapping[str, Any], folder: Path) -> str:

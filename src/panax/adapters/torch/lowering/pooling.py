@@ -68,7 +68,7 @@ def _first_maxima(x: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, 
     lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
     padded = lax.pad(x, jnp.asarray(lowest, x.dtype), [*lead, *((p, e, 0) for p, e in zip(padding, ends))])
     best = jnp.full((*x.shape[:-n], *outputs), lowest, x.dtype)
-    # If nothing is larger than the lowest value, the first tap inside of the image counts.
+    # If nothing is larger than the lowest value, the first tap inside the image counts.
     _, inside = _windows(x.shape[-n:], outputs, kernel, stride, padding, dilation)
     place = jnp.broadcast_to(jnp.asarray(inside.argmax(1).reshape(outputs), jnp.int32), best.shape)
     for number, tap in enumerate(np.ndindex(*kernel)):

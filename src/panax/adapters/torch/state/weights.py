@@ -192,14 +192,14 @@ def _refuse_wrapped(names: Mapping[str, list[str]], stored: Mapping[str, Safeten
             raise RecipeError(
                 f"weights={str(weights)!r}: the names in it hold {find_wrapper({name})!r} ({name}), as those of a module "
                 "in a wrapper do "
-                f"(torch.compile, DataParallel); save the state of the module inside of it, or rename its tensors ({plain})"
+                f"(torch.compile, DataParallel); save the state of the module inside it, or rename its tensors ({plain})"
             )
     for name in module_names:
         if (plain := strip_wrapper_names(name)) != name and plain in stored:
             raise RecipeError(
                 f"the module's names hold {find_wrapper({name})!r} ({name}), and those in weights={str(weights)!r} do not; "
                 "adapt the module "
-                f"inside of its wrapper (torch.compile, DataParallel)"
+                f"inside its wrapper (torch.compile, DataParallel)"
             )
 
 

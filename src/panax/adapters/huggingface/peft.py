@@ -1,0 +1,205 @@
+"""Adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from ...core import named_leaves
+from ...core.errors import CheckpointError, RecipeError
+from ...models import Decoder
+from ...models.lora import LoRA
+from ...spmd.low_rank import LowRankWeight, base_weights, is_low_rank
+from ...system import json_reader
+from ...system.replacement import replace_json, replacement
+from .family_choice import to_config_json_like
+from .tensor_map import ParameterMatch, match_parameters
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+
+READ = ("peft_type", "r", "lora_alpha", "use_rslora", "target_modules")
+"""Keys that are read."""
+
+WITHOUT_EFFECT = (
+    "auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout", "peft_version",
+    "qalora_group_size", "revision", "task_type", "layers_pattern", "megatron_core", "runtime_config",
+)  # fmt: skip
+"""Keys without effect on the result of a trained adapter."""
+
+NEUTRAL: Mapping[str, Any] = {"bias": "none", "lora_bias": False, "fan_in_fan_out": False}
+"""Values that change nothing; of all other keys, these are null, false and empty."""
+
+
+class _Place(NamedTuple):
+    """An adapter's part in the files: the module, the stacked weight, and the place in its copies."""
+
+    module: str
+    name: str
+    weight: LowRankWeight
+    place: tuple[int, ...]
+
+
+def save_adapter(
+    directory: str | Path, model: Decoder, lora: LoRA, *, base: str = "", like: Mapping[str, Any] | None = None
+) -> None:
+    """Write the adapters of a decoder so that `peft.PeftModel.from_pretrained(base_model, directory)` computes the same.
+
+    Args:
+        directory: Created if it does not exist; must not hold another adapter.
+        lora: The task's settings.
+        base: Name or folder of the model that the adapters belong to, recorded for readers.
+        like: Its config.json, as in `save`.
+
+    Raises:
+        RecipeError: The model has no adapters, or the family's files hold an adapted matrix together with others.
+        CheckpointError: The folder can't be written, or holds an adapter.
+    """
+    folder = Path(directory)
+    places = list(_places(model, like or {}))
+    if not places:
+        raise RecipeError("the model has no adapters; train with task.adapter, or save the model itself")
+    if (folder / WEIGHTS).exists():
+        raise CheckpointError(f"{folder} holds an adapter already; choose another folder, or empty it")
+    tensors = {}
+    for place in places:
+        a, b = (np.asarray(part[place.place]) for part in (place.weight.a, place.weight.b))
+        rank = a.shape[-1]
+        tensors[f"{PREFIX}{place.module}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
+        tensors[f"{PREFIX}{place.module}.lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
+    raw = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base or None,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "use_rslora": lora.rank_stabilized,
+        "target_modules": sorted({place.module for place in places}),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacement(folder / WEIGHTS) as partial:
+            save_file(tensors, partial, metadata={"format": "pt"})
+        replace_json(folder / CONFIG, raw, indent=2)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"can't write to {folder}: {error}") from error
+
+
+def read_adapter_config(directory: str | Path) -> LoRA:
+    """Return the settings of an adapter in PEFT's layout, with which `DecoderTask.adapter` has its shapes.
+
+    Matrices are chosen by `load_adapter`, which fills those that the files have.
+
+    Raises:
+        CheckpointError: The file is missing or broken.
+        RecipeError: It has a key that changes the forward pass and is not implemented.
+    """
+    path = Path(directory) / CONFIG
+    try:
+        raw = json_reader.read(path)
+        rank, alpha = int(raw["r"]), float(raw["lora_alpha"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} can't be read: {error!r}; expected PEFT's, with r and lora_alpha") from error
+    if raw.get("peft_type") != "LORA":
+        raise RecipeError(f"{path}: peft_type={raw.get('peft_type')!r}; expected 'LORA'")
+    for key, value in raw.items():
+        if key in (*READ, *WITHOUT_EFFECT):
+            continue
+        if value != NEUTRAL[key] if key in NEUTRAL else bool(value):
+            raise RecipeError(
+                f"{path}: {key}={value!r} changes the model, and is not implemented; merge the adapter by PEFT"
+            )
+    return LoRA(rank=rank, alpha=alpha, rank_stabilized=bool(raw.get("use_rslora")))
+
+
+def load_adapter(directory: str | Path, model: Decoder, *, like: Mapping[str, Any] | None = None) -> Decoder:
+    """Return a decoder with the adapters of a folder in PEFT's layout; those that the files lack are zero.
+
+    Args:
+        model: A decoder with adapters of the same rank, as `DecoderTask(adapter=read_adapter_config(directory))` builds it.
+        like: The base's config.json, as in `save`.
+
+    Raises:
+        CheckpointError: The files are damaged, or have an adapter that the model lacks, or one of another shape.
+    """
+    path = Path(directory) / WEIGHTS
+    try:
+        with safe_open(path, framework="numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} can't be read: {error}; it is missing or incomplete: fetch it again") from error
+    filled: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for place in _places(model, like or {}):
+        if place.name not in filled:
+            parts = place.weight.a, place.weight.b
+            filled[place.name] = tuple(np.zeros(part.shape, part.dtype) for part in parts)  # pyright: ignore
+        for part, target in zip(("A", "B"), filled[place.name]):
+            name = f"{PREFIX}{place.module}.lora_{part}.weight"
+            if name not in tensors:
+                continue
+            region, tensor = target[place.place], tensors.pop(name)
+            rank, width = (region.shape[-1], region.shape[:-1]) if part == "A" else (region.shape[0], region.shape[1:])
+            shape = (rank, math.prod(width)) if part == "A" else (math.prod(width), rank)
+            if tensor.shape != shape:
+                raise CheckpointError(f"{path}: {name} has the shape {tensor.shape}; expected {shape}")
+            target[place.place] = tensor.T.reshape(region.shape)
+    if tensors:
+        raise CheckpointError(
+            f"{path} holds adapters that the model has no place for: {', '.join(sorted(tensors)[:5])}"
+        )
+    return _replaced(model, filled)
+
+
+def _replaced(model: Decoder, filled: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Decoder:
+    """Return the model with these arrays as A and B, in the sharding of those that it has."""
+    leaves, structure = jax.tree.flatten_with_path(model, is_leaf=is_low_rank)
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+
+    def one(name: str, node: Any) -> Any:
+        if name not in filled:
+            return node
+        a, b = (jax.device_put(new, old.sharding) for new, old in zip(filled[name], (node.a, node.b)))
+        return dataclasses.replace(node, a=a, b=b)
+
+    return structure.unflatten([one(name, node) for name, (_, node) in zip(names, leaves)])
+
+
+def _places(model: Decoder, like: Mapping[str, Any]) -> Iterator[_Place]:
+    """Yield each adapter of a model, layer by layer, with the module of the family that it belongs to.
+
+    Raises:
+        RecipeError: The family's files hold an adapted matrix together with others, or transposed.
+    """
+    nodes = jax.tree.flatten_with_path(model, is_leaf=is_low_rank)[0]
+    adapted = {
+        jax.tree_util.keystr(path, simple=True, separator="."): node for path, node in nodes if is_low_rank(node)
+    }
+    family, _ = to_config_json_like(model.config, None, dict(like))
+    bases = base_weights(model)
+    assert named_leaves(bases).keys() >= adapted.keys()
+    for match in match_parameters(family, bases, {}):
+        if (weight := adapted.get(match.name)) is None:
+            continue
+        _check_alone(match, weight)
+        for index in match.places:
+            yield _Place(match.tensor(index).removesuffix(".weight"), match.name, weight, index)
+
+
+def _check_alone(match: ParameterMatch, weight: LowRankWeight) -> None:
+    outputs, inputs = match.axes[-weight.num_outputs :], match.axes[: -weight.num_outputs]
+    if match.source.pattern.matrix != (outputs, inputs):
+        raise RecipeError(
+            f"{match.name} is a part of {match.source.name}, or stored transposed; adapters of it have no place in PEFT's "
+            f"files: export the merged model, or leave it out of adapter.targets"
+        )

@@ -1,0 +1,119 @@
+"""LoRA: trained corrections of low rank beside a decoder's frozen matrices."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core import Axes, logical_axes, normal, pair_axes
+from ..core.errors import RecipeError
+from ..core.params.logical import Role, lookup_axis
+from ..core.params.module import name_key
+from ..core.params.selection import matches_param
+from ..core.validation import Validated
+from ..spmd.low_rank import RANK, LowRankWeight
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoRA(Validated):
+    """Adapters of a decoder's layers: each chosen matrix W is frozen, and W + gain * A B computed.
+
+    A begins random and B at zero, so that training begins from the model as it is. All other parameters are frozen too.
+
+    Source: LoRA (arXiv:2106.09685); rank-stabilized: arXiv:2312.03732.
+
+    Attributes:
+        rank: Columns of A and rows of B.
+        alpha: The gain is `alpha / rank`.
+        rank_stabilized: The gain is `alpha / sqrt(rank)` instead.
+        targets: Matrices by their names in a layer, prefixes of names, or patterns with `*`: "attention",
+            "feed_forward.w_up". (): all matrices of all layers, without routers.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    rank_stabilized: bool = False
+    targets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise RecipeError(f"adapter.rank={self.rank}; expected at least 1")
+        if not 0.0 < self.alpha < math.inf:
+            raise RecipeError(f"adapter.alpha={self.alpha}; expected a positive number")
+
+    @classmethod
+    def of_rank(cls, rank: int) -> "LoRA":
+        """Return adapters of a rank, with a gain of 2, of all matrices of the layers."""
+        return cls(rank=rank, alpha=2.0 * rank)
+
+    @property
+    def gain(self) -> float:
+        """Factor of the correction.
+
+        >>> LoRA(rank=16, alpha=32.0).gain, LoRA(rank=16, alpha=32.0, rank_stabilized=True).gain
+        (2.0, 8.0)
+        """
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
+
+
+def add_adapters(key: jax.Array, model: Any, lora: LoRA) -> Any:
+    """Return a model with adapters beside the chosen matrices of its stacks; A and B are float32.
+
+    Raises:
+        RecipeError: A target matches no matrix.
+    """
+    chosen = dict(_choose(model, lora))
+    leaves = [
+        _adapted(name_key(key, f"adapter.{name}"), leaf, axes, chosen[name], lora) if name in chosen else leaf
+        for name, leaf, axes in pair_axes(model, logical_axes(model))
+    ]
+    return jax.tree.structure(model).unflatten(leaves)
+
+
+def _adapted(key: jax.Array, base: Any, axes: Axes, counts: tuple[int, int], lora: LoRA) -> LowRankWeight:
+    num_inputs, num_outputs = counts
+    last = len(axes) - num_outputs
+    first = last - num_inputs
+    copies, inputs, outputs = base.shape[:first], base.shape[first:last], base.shape[last:]
+    # The variance of the usual initialization, which is uniform up to 1 / sqrt(inputs).
+    draw = normal(std=(3 * math.prod(inputs)) ** -0.5)
+    a = draw(key, (*copies, *inputs, lora.rank), (*axes[:last], RANK))
+    b = jnp.zeros((*copies, lora.rank, *outputs), jnp.float32)
+    return LowRankWeight(base, a, b, num_inputs, num_outputs, lora.gain)
+
+
+def _choose(model: Any, lora: LoRA) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the name of each chosen matrix, and the numbers of its input and output axes."""
+    known: dict[str, None] = {}
+    matched: set[str] = set()
+    for name, _, axes in pair_axes(model, logical_axes(model)):
+        place, _, inner = name.partition(".blocks.")
+        if not place.startswith("stacks.") or (counts := _matrix(axes)) is None:
+            continue
+        inner = inner.partition(".")[2]
+        known[inner] = None
+        hits = {target for target in lora.targets if matches_param(inner, target)}
+        matched |= hits
+        if hits or not lora.targets:
+            yield name, counts
+    if missed := [target for target in lora.targets if target not in matched]:
+        raise RecipeError(f"adapter.targets: {missed[0]!r} matches no matrix of a layer; these are {', '.join(known)}")
+
+
+def _matrix(axes: Axes) -> tuple[int, int] | None:
+    """Return the numbers of input and output axes of a weight that activations are contracted with; None for others.
+
+    The inputs come first. They are one axis that is stored split and computed whole (the width of the residual stream, a
+    latent); else the outputs are the width, and the inputs all before it.
+    """
+    dims = [lookup_axis(axis) for axis in axes]
+    while dims and dims[0].copies:
+        del dims[0]
+    if len(dims) < 2 or any(dim.in_float32 or dim.read_out for dim in dims):
+        return None
+    if dims[0].storage and not dims[0].compute:
+        return 1, len(dims) - 1
+    return (len(dims) - 1, 1) if dims[-1].role is Role.WIDTH else None

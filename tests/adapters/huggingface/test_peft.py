@@ -1,0 +1,120 @@
+"""Adapters in PEFT's files: computed there to the same logits, read back in their bits; keys that change a model are refused."""
+
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from huggingface_examples import abstract, apart, make_example, our_logits, positions, reloaded, their_logits, tokens
+from safetensors.numpy import load_file, save_file
+
+from panax.adapters.huggingface import load
+from panax.adapters.huggingface.peft import load_adapter, read_adapter_config, save_adapter
+from panax.core import CheckpointError, RecipeError
+from panax.models import DecoderTask, LoRA
+from panax.spmd.low_rank import low_rank_mask
+
+ADAPTER = LoRA(rank=3, alpha=5.0, rank_stabilized=True)
+
+
+def adapted(name: str, folder: Path, lora: LoRA = ADAPTER) -> tuple[Any, DecoderTask, Any]:
+    """An example, its task with adapters, and parameters with adapters that are not zero."""
+    example = make_example(name, folder)
+    task = DecoderTask(model=example.task.model, adapter=lora)
+    params, state = jax.jit(task.init)(jax.random.key(0))
+
+    def moved(leaf: jax.Array, trained: bool) -> jax.Array:
+        return leaf + 0.2 * jax.random.normal(jax.random.key(leaf.size), leaf.shape) if trained else leaf
+
+    params = jax.tree.map(moved, params, low_rank_mask(params))
+    return example, task, load(example.folder, task, params, state)[0]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", pytest.param("gemma2", marks=pytest.mark.full)])
+def test_peft_computes_the_same(name: str, folder_of_examples: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    example, task, params = adapted(name, folder_of_examples)
+    save_adapter(tmp_path, params, ADAPTER, base="a/model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = peft.PeftModel.from_pretrained(reloaded(example.folder), str(tmp_path)).eval()
+    expected = their_logits(theirs, tokens())
+    assert apart(expected, their_logits(example.theirs, tokens())) > 0.05
+    assert apart(our_logits(params, example.state, tokens(), positions(), None), expected) < 1e-5
+    # Read back, its bits; into a model that has other adapters.
+    assert read_adapter_config(tmp_path) == ADAPTER
+    again = load_adapter(tmp_path, jax.jit(task.init)(jax.random.key(9))[0])
+    trained = jax.tree.leaves(low_rank_mask(params))
+    for ours, read, one in zip(jax.tree.leaves(params), jax.tree.leaves(again), trained, strict=True):
+        assert not one or np.array_equal(ours, read)
+    # What PEFT itself writes is read too.
+    with warnings.catch_warnings():
+        # It looks for the base, to see whether its vocabulary was changed.
+        warnings.simplefilter("ignore")
+        theirs.save_pretrained(tmp_path / "theirs")
+    again = load_adapter(tmp_path / "theirs", again)
+    for ours, read, one in zip(jax.tree.leaves(params), jax.tree.leaves(again), trained, strict=True):
+        assert not one or np.array_equal(ours, read)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("use_dora", True), ("rank_pattern", {"q_proj": 8}), ("alpha_pattern", {"q_proj": 8}), ("modules_to_save", ["lm_head"]),
+        ("bias", "all"), ("fan_in_fan_out", True), ("layers_to_transform", [0]), ("a_key_of_tomorrow", 3), ("peft_type", "LOHA"),
+    ],
+)  # fmt: skip
+def test_keys_that_change_the_model_are_refused(key: str, value: Any, folder_of_examples: Path, tmp_path: Path) -> None:
+    _, _, params = adapted("llama", folder_of_examples)
+    save_adapter(tmp_path, params, ADAPTER)
+    raw = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**raw, key: value}))
+    with pytest.raises(RecipeError, match=key):
+        read_adapter_config(tmp_path)
+
+
+def test_every_key_of_peft_is_known() -> None:
+    """A key that is neither read nor known to be without effect must be neutral in a new config."""
+    peft = pytest.importorskip("peft")
+    from panax.adapters.huggingface.peft import NEUTRAL, READ, WITHOUT_EFFECT
+
+    for field in dataclasses.fields(peft.LoraConfig):
+        if field.name in (*READ, *WITHOUT_EFFECT):
+            continue
+        default = getattr(peft.LoraConfig(), field.name)
+        assert default == NEUTRAL[field.name] if field.name in NEUTRAL else not default, field.name
+
+
+def test_files_that_do_not_fit_are_one_error(folder_of_examples: Path, tmp_path: Path) -> None:
+    _, task, params = adapted("llama", folder_of_examples)
+    save_adapter(tmp_path, params, ADAPTER)
+    with pytest.raises(CheckpointError, match="holds an adapter already"):
+        save_adapter(tmp_path, params, ADAPTER)
+    weights = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    name = next(iter(tensors))
+    for change, message in (
+        ({name: tensors[name][:, :-1].copy()}, "has the shape"),
+        ({name.replace("layers.0", "layers.99"): tensors[name]}, "holds adapters that the model has no place for"),
+    ):
+        save_file({**tensors, **change}, weights)
+        with pytest.raises(CheckpointError, match=message):
+            load_adapter(tmp_path, params)
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="can't be read"):
+        load_adapter(tmp_path, params)
+    with pytest.raises(CheckpointError, match=r"adapter_config.json can't be read"):
+        read_adapter_config(tmp_path / "nowhere")
+    plain = DecoderTask(model=task.model)
+    with pytest.raises(RecipeError, match="the model has no adapters"):
+        save_adapter(tmp_path / "plain", abstract(plain)[0], ADAPTER)
+
+
+def test_fused_matrices_have_no_place(folder_of_examples: Path, tmp_path: Path) -> None:
+    _, _, params = adapted("gpt2", folder_of_examples)
+    with pytest.raises(RecipeError, match=r"is a part of .*, or stored transposed"):
+        save_adapter(tmp_path, params, ADAPTER)

@@ -1,0 +1,210 @@
+"""Adapters: the model as it is at first, its sum merged, gradients of the definition, frozen bases, and every layout."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+import panax
+from panax.cli.main import main
+from panax.core import RecipeError, named_leaves
+from panax.layers import Context, Latent
+from panax.models import BaseWidth, DecoderConfig, DecoderTask, LoRA, compute_logits
+from panax.optim import AdamW, Schedule
+from panax.spmd.low_rank import base_weights, low_rank_mask, merge_low_rank
+from panax.testing import check_task
+
+ADAPTER = LoRA(rank=4, alpha=6.0)
+LATENT = Latent(q_rank=16, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8)
+MODELS = {
+    "dense": DecoderConfig(**tiny.SIZES, attention_bias=True, qk_norm=True),
+    "experts": tiny.FEATURES["experts, a gated shared one, norms after the rotation"],
+    "latents": DecoderConfig(**{**tiny.SIZES, "kv_heads": 0}, latent=LATENT),
+    "delta nets": tiny.FEATURES["delta nets, gated attention in every fourth layer"],
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Begun(DecoderTask):
+    """A task with adapters that are not zero, as after some steps."""
+
+    def init(self, key: jax.Array) -> tuple[Any, Any]:
+        params, state = super().init(key)
+
+        def moved(leaf: jax.Array, trained: bool) -> jax.Array:
+            return leaf + 0.1 * jax.random.normal(jax.random.fold_in(key, leaf.size), leaf.shape) if trained else leaf
+
+        return jax.tree.map(moved, params, low_rank_mask(params)), state
+
+
+@jax.jit
+def logits_of(params: Any) -> jax.Array:
+    position = jnp.broadcast_to(jnp.arange(16, dtype=jnp.int32), (2, 16))
+    tokens = (jnp.arange(32, dtype=jnp.int32).reshape(2, 16) * 7) % 96
+    hidden, _ = params(tokens, Context(position), dtype=jnp.float32)
+    return compute_logits(params, hidden)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_adapters_begin_as_the_model_and_merge_into_it(name: str) -> None:
+    task = DecoderTask(model=MODELS[name], adapter=ADAPTER)
+    key = jax.random.key(0)
+    params, _ = jax.jit(task.init)(key)
+    plain, _ = jax.jit(dataclasses.replace(task, adapter=None).init)(key)
+    for ours, theirs in zip(jax.tree.leaves(base_weights(params)), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(logits_of(params), logits_of(plain))
+    begun, _ = jax.jit(Begun(model=MODELS[name], adapter=ADAPTER).init)(key)
+    size = np.abs(logits_of(plain)).max()
+    np.testing.assert_allclose(logits_of(begun), logits_of(merge_low_rank(begun)), atol=2e-5 * size)
+    assert np.abs(logits_of(begun) - logits_of(plain)).max() > 0.01 * size
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_the_sum(name: str) -> None:
+    task = Begun(model=MODELS[name], adapter=ADAPTER)
+    params, state = jax.jit(task.init)(jax.random.key(1))
+    batch, trained = jax.tree.map(jnp.asarray, tiny.batch(rows=2)), low_rank_mask(params)
+    batch["row"] = jnp.arange(2, dtype=jnp.int32)
+
+    def loss(params: Any) -> jax.Array:
+        return task.loss(params, state, batch, jax.random.key(0), True).losses["cross_entropy"].mean
+
+    ours = named_leaves(jax.jit(jax.grad(loss))(params))
+    theirs = named_leaves(jax.jit(jax.grad(lambda params: loss(merge_low_rank(params))))(params))
+    for leaf, adapted in named_leaves(trained).items():
+        if adapted:
+            distance = np.linalg.norm(ours[leaf] - theirs[leaf])
+            assert distance <= 1e-4 * np.linalg.norm(theirs[leaf]), leaf
+        elif leaf.endswith(".base"):
+            assert not ours[leaf].any()
+
+
+LAYOUTS = ({"fsdp": 2, "tensor": 2}, {"context": 2, "tensor": 2}, {"stage": 2, "fsdp": 2}, {"replica": 2, "expert": 2})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MODELS)
+def test_trains_like_one_device(name: str) -> None:
+    report = check_task(Begun(model=MODELS[name], adapter=ADAPTER), tiny.batch(rows=8), layouts=LAYOUTS)
+    assert len(report.compared) == len(LAYOUTS), report.left_out
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (lambda: LoRA(rank=0), "adapter.rank=0; expected at least 1"),
+        (lambda: LoRA(alpha=0.0), "adapter.alpha=0.0; expected a positive number"),
+        (
+            lambda: DecoderTask(model=MODELS["dense"], adapter=LoRA(targets=("q_proj",))).init(jax.random.key(0)),
+            r"adapter.targets: 'q_proj' matches no matrix of a layer; these are attention.w_q, .*feed_forward.w_down",
+        ),
+        (
+            lambda: DecoderTask(
+                model=DecoderConfig(tied=False, embed=64), base=BaseWidth(embed=32, heads=2), adapter=ADAPTER
+            ),
+            "task.base has no rule for adapters",
+        ),
+    ],
+)
+def test_settings_without_meaning_are_refused(task: Any, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        task()
+
+
+def test_targets_choose_matrices() -> None:
+    task = DecoderTask(model=MODELS["experts"], adapter=LoRA(rank=2, targets=("attention.w_q", "*.experts.w_up")))
+    params, _ = jax.eval_shape(task.init, jax.random.key(0))
+    adapted = {name.partition(".blocks.")[2][2:-2] for name, one in named_leaves(low_rank_mask(params)).items() if one}
+    assert adapted == {"attention.w_q", "feed_forward.experts.w_up"}
+    shapes = {name: leaf.shape for name, leaf in named_leaves(params).items()}
+    assert shapes["stacks.1.blocks.0.feed_forward.experts.w_up.a"] == (3, 4, 32, 2)
+    assert shapes["stacks.1.blocks.0.feed_forward.experts.w_up.b"] == (3, 4, 2, 16)
+
+
+RECIPE = '''
+from panax import Experiment
+from panax.data import BytePairTokenizer, TextData, TextFiles
+from panax.models import DecoderConfig, DecoderTask
+from panax.optim import AdamW, Schedule
+
+
+def small() -> Experiment:
+    """A small decoder."""
+    data = TextData(
+        corpus=TextFiles(paths=("a.txt",)), tokenizer=BytePairTokenizer(vocab_size=300), sequence_length=32, batch_size=8,
+        held_out=0,
+    )
+    model = DecoderConfig(max_length=32, embed=32, num_layers=2, heads=4, kv_heads=2, ffn=64)
+    return Experiment(
+        name="small", task=DecoderTask(model=model), data=data, num_steps=6, optimizer=AdamW(schedule=Schedule(peak=1e-2)),
+    )
+'''
+
+
+def test_a_run_of_adapters_beside_an_earlier_run(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("the oak, the ash, and the bonny ivy tree " * 40)
+    Path("small.py").write_text(RECIPE)
+    assert main(["train", "small.py"]) == 0
+    first = panax.load("runs/small")
+    tune = ["train", "small.py", "--lora", "4", "--name", "tuned", "--init", "checkpoint:runs/small"]
+    assert main([*tune, "--task.adapter.targets", "attention"]) == 0
+    tuned = panax.load("runs/tuned")
+    for ours, theirs in zip(jax.tree.leaves(base_weights(tuned.params)), jax.tree.leaves(first.params), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    attention = tuned.params.stacks[0].blocks[0].attention
+    assert np.abs(attention.w_q.b).max() > 1e-3 and attention.w_q.a.shape == (2, 32, 4)
+    assert not hasattr(tuned.params.stacks[0].blocks[0].feed_forward.w_up, "base")
+    assert tuned.generate("the oak", tokens=4, temperature=0.0)
+    assert main(["export", "runs/tuned", "merged"]) == 0
+    plain = DecoderTask(model=first.params.config)
+    abstract = jax.eval_shape(plain.init, jax.random.key(0))
+    merged, _ = panax.adapters.huggingface.load("merged", plain, *abstract)
+    np.testing.assert_array_equal(
+        np.asarray(merged.stacks[0].blocks[0].attention.w_q),
+        np.asarray(merge_low_rank(tuned.params).stacks[0].blocks[0].attention.w_q),
+    )
+    # The same command again finds its checkpoint, of which the run is done.
+    capsys.readouterr()
+    assert main([*tune, "--task.adapter.targets", "attention"]) == 0
+    assert "resuming from step 6" in capsys.readouterr().out
+    assert main(["train", "small.py", "--lora", "none"]) == 2
+    assert "--lora none; expected the rank of the adapters" in capsys.readouterr().err
+
+
+def test_a_released_model_with_adapters(tmp_path: Path) -> None:
+    plain = DecoderTask(model=dataclasses.replace(MODELS["dense"], attention_bias=False))
+    params, _ = jax.jit(plain.init)(jax.random.key(0))
+    panax.adapters.huggingface.save(tmp_path, params)
+    adapted = dataclasses.replace(plain, adapter=ADAPTER)
+    begun, state = jax.jit(Begun(model=plain.model, adapter=ADAPTER).init)(jax.random.key(5))
+    loaded, _ = panax.adapters.huggingface.load(tmp_path, adapted, begun, state)
+    for ours, theirs in zip(jax.tree.leaves(base_weights(loaded)), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    mask = jax.tree.leaves(low_rank_mask(begun))
+    for ours, theirs, trained in zip(jax.tree.leaves(loaded), jax.tree.leaves(begun), mask, strict=True):
+        assert not trained or np.array_equal(ours, theirs)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == "qwen3"
+
+
+def test_the_optimizer_has_state_of_adapters_alone() -> None:
+    assert LoRA.of_rank(8) == LoRA(rank=8, alpha=16.0)
+    optimizer = AdamW(schedule=Schedule(peak=1.0))
+    program = panax.Program.create(DecoderTask(model=MODELS["dense"], adapter=ADAPTER), optimizer, num_steps=3)
+    moments = sum(leaf.size for leaf in jax.tree.leaves(program.abstract.optimizer_state))
+    trained = sum(
+        leaf.size
+        for leaf, one in zip(
+            jax.tree.leaves(program.abstract.params), jax.tree.leaves(low_rank_mask(program.abstract.params))
+        )
+        if one
+    )
+    assert 2 * trained <= moments <= 2 * trained + 10
