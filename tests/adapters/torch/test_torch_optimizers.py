@@ -245,7 +245,7 @@ def test_other_misuse():
     optimizer = OPTIMIZERS["sgd"](module)
     with pytest.raises(RecipeError, match="needs the number of steps"):
         from_torch(optimizer, module, scheduler=SCHEDULERS["cosine"](optimizer))
-    with pytest.raises(RecipeError, match="of another optimizer"):
+    with pytest.raises(RecipeError, match="belongs to another optimizer"):
         from_torch(optimizer, module, scheduler=SCHEDULERS["cosine"](OPTIMIZERS["sgd"](module)), num_steps=9)
     ours = from_torch(optimizer, module)
     with pytest.raises(RecipeError, match=r"trains c\.weight, which is not a parameter"):
