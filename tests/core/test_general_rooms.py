@@ -29,14 +29,16 @@ ENGLISH = {
     ("run/tools/sweep.py", "w"): "how a file is opened",
     ("metrics/tensorboard.py", "experts"): "a group of figures in TensorBoard",
     ("parallel/remat.py", "attention"): "what attention gives, which models mark for rematerialization",
+    ("parallel/context_choice.py", "sinks"): "a keyword of the kernels: scores without a value",
     ("parallel/ring.py", "attention"): "a kind of work in the registry of kernels",
     ("metrics/heat_map.py", "d"): "a letter that is drawn",
-    ("parallel/ring.py", "scale"): "a keyword of the kernels: what scores are multiplied by",
     ("parallel/ring_chunks.py", "blocks"): "a keyword of the kernels: which blocks a mask leaves",
     ("plan/search/auto.py", "experts"): "a kind of mesh: its axis `expert` is used",
     ("run/experiment.py", "class"): "of Python",
     ("train/loss_scaling.py", "scale"): "what a loss is multiplied by",
     ("spmd/__init__.py", "bias"): "a file of this room",
+    ("spmd/low_rank.py", "b"): "the second factor of a matrix of low rank",
+    ("spmd/low_rank.py", "rank"): "the axis between its factors, which this file adds to a weight's own",
     ("spmd/sharding_marks.py", "shared"): "a state: each device has a share",
 }
 """Words of other meanings; (file, word) to what it means there."""

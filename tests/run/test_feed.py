@@ -202,4 +202,5 @@ def test_a_run_tells_its_stall_its_epochs_and_its_account(undisturbed):
     assert account["step"] == 30 and part["epochs"] == trained[-1]["data/epochs"]
     assert sum(part["documents_by_times_seen"].values()) == part["documents"] == len(rows.starts)
     (said,) = [line for line in lines if line.startswith("data: ")]
-    assert f"{part['epochs']:.2f} epochs; each of the {part['documents']} documents was seen" in said
+    which = "each" if part["times_seen"]["most"] else "none"
+    assert f"{part['epochs']:.2f} epochs; {which} of the {part['documents']} documents was seen to its end" in said

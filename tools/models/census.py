@@ -50,7 +50,7 @@ def _outcome(folder: Path, raw: Mapping[str, Any]) -> tuple[str, str]:
         return LOADS, read_config(folder)[0].model_type
     except (RecipeError, CheckpointError) as error:
         reason = str(error).replace(f"{folder / 'config.json'}: ", "").replace(f"{folder / 'config.json'} ", "")
-    if reason.startswith("no model here has a family"):
+    if reason.startswith("no family here has model_type="):
         # "By its keys it is nearest to X; it does not read A=1, B=2 ...". The advice is the same for all.
         return UNKNOWN, reason.partition(". ")[2].partition(". A table")[0].removeprefix(
             "By its keys it is nearest to "
