@@ -38,7 +38,7 @@ def inspected(tmp_path, monkeypatch, capsys):
 def test_h100s(inspected, monkeypatch):
     monkeypatch.setitem(CHIPS, "h100", dataclasses.replace(CHIPS["h100"], memory_bytes=2**10))
     out = inspected("--target", "h100x8", "--mesh.fsdp", "8", *SMALL)
-    assert "the vocabulary is assumed to be its tokenizer's maximum, 300" in out
+    assert "the vocabulary is assumed to be its tokenizer's maximum, 300" in " ".join(out.split())
     assert "fsdp=8 of h100x8" in out and "of 1.0 KiB on each device" in out
     assert re.search(r"all-gather +fsdp +\d+ ", out) and re.search(r"reduce-scatter +fsdp +\d+ ", out)
     # The warning is wrapped to the width of a terminal.
