@@ -9,6 +9,7 @@ while it decodes) gets the sum, and its gradient becomes that of `a` and `b`.
 Source: LoRA (arXiv:2106.09685).
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -87,7 +88,7 @@ class LowRankWeight(eqx.Module):
         d_b = jnp.matmul(flat_a.swapaxes(-1, -2), gradient).reshape(b.shape)
         spec_a, spec_b = self._specs(to)
         parts = _reduced(self.a, spec_a, kept_a, d_a), _reduced(self.b, spec_b, kept_b, d_b)
-        return LowRankWeight(None, *parts, self.num_inputs, self.num_outputs, self.gain)
+        return dataclasses.replace(self, base=None, a=parts[0], b=parts[1])
 
     def _split(self, axes: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
         """Split items, one for each axis, into those of copies, inputs and outputs."""
@@ -127,9 +128,7 @@ def low_rank_mask(params: Any) -> Any:
     """Return a tree with the structure of the parameters: True for `a` and `b` of each `LowRankWeight`."""
 
     def masked(node: Any) -> Any:
-        if not is_low_rank(node):
-            return False
-        return LowRankWeight(False, True, True, node.num_inputs, node.num_outputs, node.gain)
+        return dataclasses.replace(node, base=False, a=True, b=True) if is_low_rank(node) else False
 
     return jax.tree.map(masked, params, is_leaf=is_low_rank)
 
@@ -143,9 +142,7 @@ def with_base_weights(params: Any, bases: Any) -> Any:
     """Return parameters with the bases replaced by those of a model without adapters."""
 
     def replaced(node: Any, base: Any) -> Any:
-        if not is_low_rank(node):
-            return base
-        return LowRankWeight(base, node.a, node.b, node.num_inputs, node.num_outputs, node.gain)
+        return dataclasses.replace(node, base=base) if is_low_rank(node) else base
 
     leaves, structure = jax.tree.flatten(params, is_leaf=is_low_rank)
     return structure.unflatten(map(replaced, leaves, structure.flatten_up_to(bases)))

@@ -11,8 +11,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from ...core import named_leaves
 from ...core.errors import CheckpointError, RecipeError
+from ...core.params.axes import path_name
 from ...models import Decoder
 from ...models.lora import LoRA
 from ...spmd.low_rank import LowRankWeight, base_weights, is_low_rank
@@ -164,7 +164,6 @@ def load_adapter(directory: str | Path, model: Decoder, *, like: Mapping[str, An
 def _replaced(model: Decoder, filled: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Decoder:
     """Return the model with these arrays as A and B, in the sharding of those that it has."""
     leaves, structure = jax.tree.flatten_with_path(model, is_leaf=is_low_rank)
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
 
     def one(name: str, node: Any) -> Any:
         if name not in filled:
@@ -172,7 +171,7 @@ def _replaced(model: Decoder, filled: Mapping[str, tuple[np.ndarray, np.ndarray]
         a, b = (jax.device_put(new, old.sharding) for new, old in zip(filled[name], (node.a, node.b)))
         return dataclasses.replace(node, a=a, b=b)
 
-    return structure.unflatten([one(name, node) for name, (_, node) in zip(names, leaves)])
+    return structure.unflatten([one(path_name(path), node) for path, node in leaves])
 
 
 def _places(model: Decoder, like: Mapping[str, Any]) -> Iterator[_Place]:
@@ -182,13 +181,9 @@ def _places(model: Decoder, like: Mapping[str, Any]) -> Iterator[_Place]:
         RecipeError: The family's files hold an adapted matrix together with others, or transposed.
     """
     nodes = jax.tree.flatten_with_path(model, is_leaf=is_low_rank)[0]
-    adapted = {
-        jax.tree_util.keystr(path, simple=True, separator="."): node for path, node in nodes if is_low_rank(node)
-    }
+    adapted = {path_name(path): node for path, node in nodes if is_low_rank(node)}
     family, _ = to_config_json_like(model.config, None, dict(like))
-    bases = base_weights(model)
-    assert named_leaves(bases).keys() >= adapted.keys()
-    for match in match_parameters(family, bases, {}):
+    for match in match_parameters(family, base_weights(model), {}):
         if (weight := adapted.get(match.name)) is None:
             continue
         _check_alone(match, weight)
