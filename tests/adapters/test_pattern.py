@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from panax.adapters.huggingface.grouped_pattern import GroupedPattern
-from panax.adapters.huggingface.pattern import Pattern
+from panax.adapters.huggingface.pattern import GroupedPattern, Pattern
 
 SIZES = {"embed": 4, "heads": 3, "head_dim": 2}
 

@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,12 +17,16 @@ import panax
 from panax.cli.main import main
 from panax.core import RecipeError, named_leaves
 from panax.layers import Context, Latent
+from panax.mesh import MeshShape, Placement, Rules
 from panax.models import BaseWidth, DecoderConfig, DecoderTask, LoRA, compute_logits
 from panax.optim import AdamW, Schedule
-from panax.spmd.low_rank import base_weights, low_rank_mask, merge_low_rank
+from panax.spmd.composite.low_rank import base_weights, low_rank_mask, merge_low_rank
+from panax.spmd.composite.quantized_weight import dequantize_weights, is_quantized
 from panax.testing import check_task
+from panax.train import CompiledStep
 
 ADAPTER = LoRA(rank=4, alpha=6.0)
+QUANTIZED = LoRA(rank=4, alpha=6.0, base="nf4", targets=("attention",))
 LATENT = Latent(q_rank=16, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8)
 MODELS = {
     "dense": DecoderConfig(**tiny.SIZES, attention_bias=True, qk_norm=True),
@@ -28,17 +34,25 @@ MODELS = {
     "latents": DecoderConfig(**{**tiny.SIZES, "kv_heads": 0}, latent=LATENT),
     "delta nets": tiny.FEATURES["delta nets, gated attention in every fourth layer"],
 }
+WIDE = DecoderConfig(**{**tiny.SIZES, "embed": 128, "ffn": 128, "head_dim": 32}, attention_bias=True)
+"""Blocks of 64 inputs divide over two devices."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Begun(DecoderTask):
     """A task with adapters that are not zero, as after some steps."""
 
+    noise: float = 0.1
+
     def init(self, key: jax.Array) -> tuple[Any, Any]:
         params, state = super().init(key)
 
         def moved(leaf: jax.Array, trained: bool) -> jax.Array:
-            return leaf + 0.1 * jax.random.normal(jax.random.fold_in(key, leaf.size), leaf.shape) if trained else leaf
+            return (
+                leaf + self.noise * jax.random.normal(jax.random.fold_in(key, leaf.size), leaf.shape)
+                if trained
+                else leaf
+            )
 
         return jax.tree.map(moved, params, low_rank_mask(params)), state
 
@@ -96,6 +110,70 @@ def test_trains_like_one_device(name: str) -> None:
     assert len(report.compared) == len(LAYOUTS), report.left_out
 
 
+@pytest.mark.full
+def test_trains_like_one_device_in_4_bits() -> None:
+    layouts = (
+        {"fsdp": 2, "tensor": 2},
+        {"context": 2, "tensor": 2},
+        {"stage": 2, "fsdp": 2},
+        {"replica": 2, "tensor": 2},
+    )
+    report = check_task(Begun(model=WIDE, adapter=QUANTIZED, noise=0.02), tiny.batch(rows=8), layouts=layouts)
+    assert len(report.compared) == len(layouts), report.left_out
+
+
+def test_gradients_beside_matrices_in_4_bits_are_those_beside_their_values() -> None:
+    task = Begun(model=WIDE, adapter=QUANTIZED, noise=0.02)
+    params, state = jax.jit(task.init)(jax.random.key(1))
+    batch = {**jax.tree.map(jnp.asarray, tiny.batch(rows=2)), "row": jnp.arange(2, dtype=jnp.int32)}
+    # A weight without an adapter is in 4 bits too.
+    assert is_quantized(params.stacks[0].blocks[0].feed_forward.w_up)
+
+    @jax.jit
+    def gradients(trained: Any, frozen: Any) -> Any:
+        def loss(trained: Any) -> jax.Array:
+            found = task.loss(eqx.combine(trained, frozen), state, batch, jax.random.key(0), True)
+            return found.losses["cross_entropy"].mean
+
+        return jax.grad(loss)(trained)
+
+    values = dequantize_weights(params)
+    ours, theirs = (named_leaves(gradients(*eqx.partition(each, low_rank_mask(each)))) for each in (params, values))
+    assert ours.keys() == theirs.keys() and len(ours) == 8
+    for name, gradient in theirs.items():
+        assert np.linalg.norm(ours[name] - gradient) <= 1e-5 * np.linalg.norm(gradient), name
+
+
+def test_codes_travel_and_values_are_not_kept() -> None:
+    """Over fsdp, no matrix of a layer is gathered as floats; on one device, a step needs less beside its state."""
+    batch = tiny.batch(rows=8)
+
+    def step_of(adapter: LoRA, shape: MeshShape, layers: int) -> CompiledStep:
+        task = DecoderTask(model=dataclasses.replace(WIDE, num_layers=layers), adapter=adapter, remat="none")
+        program = panax.Program.create(task, AdamW(schedule=Schedule(peak=1e-3)), num_steps=3)
+        count = 2 if shape.fsdp == 2 else 1
+        return CompiledStep(program, Placement.create(shape, Rules(), jax.devices()[:count]), tiny.AXES)
+
+    step = step_of(QUANTIZED, MeshShape(fsdp=2), 4)
+    text = str(step.trace(step.put(batch)).jaxpr)
+    gathered = re.findall(r":(\w+)\[([\d,]*)\] = all_gather\[", text)
+    sizes = {
+        dtype: [np.prod([int(n) for n in shape.split(",")]) for d, shape in gathered if d == dtype]
+        for dtype in ("u8", "f32")
+    }
+    assert 128 * 128 // 2 in sizes["u8"]
+    # The embedding is gathered as it is.
+    assert max(size for size in sizes["f32"] if size != 128 * 128) < 128 * 128 // 2
+
+    def temporaries(base: Literal["same", "nf4"], layers: int) -> int:
+        step = step_of(dataclasses.replace(QUANTIZED, base=base), MeshShape(), layers)
+        return step.get_compiled(step.put(batch)).memory_analysis().temp_size_in_bytes
+
+    per_layer = {base: (temporaries(base, 12) - temporaries(base, 4)) / 8 for base in ("same", "nf4")}
+    values = 4 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 128)
+    assert per_layer["nf4"] - per_layer["same"] < values / 8
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [
@@ -141,7 +219,7 @@ def small() -> Experiment:
         corpus=TextFiles(paths=("a.txt",)), tokenizer=BytePairTokenizer(vocab_size=300), sequence_length=32, batch_size=8,
         held_out=0,
     )
-    model = DecoderConfig(max_length=32, embed=32, num_layers=2, heads=4, kv_heads=2, ffn=64)
+    model = DecoderConfig(max_length=32, embed=64, num_layers=2, heads=4, kv_heads=2, ffn=64)
     return Experiment(
         name="small", task=DecoderTask(model=model), data=data, num_steps=6, optimizer=AdamW(schedule=Schedule(peak=1e-2)),
     )
@@ -160,7 +238,7 @@ def test_a_run_of_adapters_beside_an_earlier_run(tmp_path: Path, monkeypatch, ca
     for ours, theirs in zip(jax.tree.leaves(base_weights(tuned.params)), jax.tree.leaves(first.params), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     attention = tuned.params.stacks[0].blocks[0].attention
-    assert np.abs(attention.w_q.b).max() > 1e-3 and attention.w_q.a.shape == (2, 32, 4)
+    assert np.abs(attention.w_q.b).max() > 1e-3 and attention.w_q.a.shape == (2, 64, 4)
     assert not hasattr(tuned.params.stacks[0].blocks[0].feed_forward.w_up, "base")
     assert tuned.generate("the oak", tokens=4, temperature=0.0)
     assert main(["export", "runs/tuned", "merged"]) == 0
@@ -175,6 +253,28 @@ def test_a_run_of_adapters_beside_an_earlier_run(tmp_path: Path, monkeypatch, ca
     capsys.readouterr()
     assert main([*tune, "--task.adapter.targets", "attention"]) == 0
     assert "resuming from step 6" in capsys.readouterr().out
+    # The same weights in 4 bits, those without adapters too.
+    small = [
+        "--task.adapter.base",
+        "nf4",
+        "--task.adapter.targets",
+        "attention",
+        "--mesh.replica",
+        "8",
+        "--mesh.fsdp",
+        "1",
+    ]
+    start = ["--name", "narrow", "--init", "checkpoint:runs/small"]
+    assert main(["train", "small.py", "--lora", "4", *start, *small]) == 0
+    narrow = base_weights(panax.load("runs/narrow").params)
+    for ours, theirs in zip(jax.tree.leaves(narrow, is_leaf=is_quantized), jax.tree.leaves(first.params), strict=True):
+        if is_quantized(ours):
+            values = dequantize_weights(ours)
+            assert 0 < np.linalg.norm(values - theirs) < 0.12 * np.linalg.norm(theirs)
+        else:
+            np.testing.assert_array_equal(ours, theirs)
+    assert sum(is_quantized(node) for node in jax.tree.leaves(narrow, is_leaf=is_quantized)) == 7
+    capsys.readouterr()
     assert main(["train", "small.py", "--lora", "none"]) == 2
     assert "--lora none; expected the rank of the adapters" in capsys.readouterr().err
 

@@ -16,7 +16,7 @@ from panax.cli.main import main
 from panax.core import CheckpointError, named_leaves
 from panax.data import PretrainedTokenizer
 from panax.models import DecoderTask
-from panax.optim import Schedule, Sgd
+from panax.optim import Schedule, ScheduleFreeAdamW, Sgd
 
 
 def quiet(line):
@@ -44,6 +44,16 @@ def test_training_starts_from_hugging_face_weights(plain, tmp_path):
     for name, leaf in named_leaves(weights).items():
         # The step of 1e-30 is below the rounding of every number but an exact zero.
         np.testing.assert_allclose(np.asarray(trained[name]), np.asarray(leaf), rtol=0, atol=1e-29, err_msg=name)
+
+
+def test_the_optimizers_own_weights_begin_with_the_loaded_ones(plain, tmp_path):
+    weights = drawn(plain)
+    huggingface.save(str(tmp_path / "hf"), weights)
+    still = ScheduleFreeAdamW(schedule=Schedule(peak=1e-30, decay="constant"), weight_decay=0.0)
+    result = fit(dataclasses.replace(plain, optimizer=still, init=f"hf:{tmp_path / 'hf'}"), say=quiet)
+    evaluated = named_leaves(result.state.eval_params)
+    for name, leaf in named_leaves(weights).items():
+        np.testing.assert_allclose(np.asarray(evaluated[name]), np.asarray(leaf), rtol=0, atol=1e-7, err_msg=name)
 
 
 def test_weights_of_another_model_are_refused(plain, tmp_path):

@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,12 @@ from ..core.params.logical import Role, lookup_axis
 from ..core.params.module import name_key
 from ..core.params.selection import matches_param
 from ..core.validation import Validated
-from ..spmd.low_rank import RANK, LowRankWeight
+from ..kernels.quantized import NF4
+from ..spmd.composite.low_rank import RANK, LowRankWeight
+from ..spmd.composite.quantized_weight import QuantizedWeight, quantize_weight
+
+NF4_BLOCK = 64
+"""Inputs with one scale, as in bitsandbytes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,12 +36,16 @@ class LoRA(Validated):
         rank_stabilized: The gain is `alpha / sqrt(rank)` instead.
         targets: Matrices by their names in a layer, prefixes of names, or patterns with `*`: "attention",
             "feed_forward.w_up". (): all matrices of all layers, without routers.
+        base: How the frozen matrices of the layers are kept, those without adapters too: "same" in the task's dtype, "nf4" in
+            4 bits, with a scale for each 64 inputs (QLoRA, arXiv:2305.14314). A release that bitsandbytes has stored so keeps
+            its bits.
     """
 
     rank: int = 16
     alpha: float = 32.0
     rank_stabilized: bool = False
     targets: tuple[str, ...] = ()
+    base: Literal["same", "nf4"] = "same"
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -63,18 +72,31 @@ def add_adapters(key: jax.Array, model: Any, lora: LoRA) -> Any:
     """Return a model with adapters beside the chosen matrices of its stacks; A and B are float32.
 
     Raises:
-        RecipeError: A target matches no matrix.
+        RecipeError: A target matches no matrix, or a matrix can't be kept in 4 bits.
     """
-    chosen = dict(_choose(model, lora))
-    leaves = [
-        _adapted(name_key(key, f"adapter.{name}"), leaf, axes, chosen[name], lora) if name in chosen else leaf
-        for name, leaf, axes in pair_axes(model, logical_axes(model))
-    ]
-    return jax.tree.structure(model).unflatten(leaves)
+    matrices = dict(_matrices(model))
+    chosen = _choose(matrices, lora.targets)
+
+    def one(name: str, leaf: Any, axes: Axes) -> Any:
+        if name not in matrices:
+            return leaf
+        num_inputs, num_outputs = matrices[name]
+        base = leaf if lora.base == "same" else _quantized(name, leaf, num_inputs, num_outputs)
+        if name not in chosen:
+            return base
+        return _adapted(name_key(key, f"adapter.{name}"), base, axes, num_inputs, num_outputs, lora)
+
+    return jax.tree.structure(model).unflatten(one(*leaf) for leaf in pair_axes(model, logical_axes(model)))
 
 
-def _adapted(key: jax.Array, base: Any, axes: Axes, counts: tuple[int, int], lora: LoRA) -> LowRankWeight:
-    num_inputs, num_outputs = counts
+def _quantized(name: str, w: Any, num_inputs: int, num_outputs: int) -> QuantizedWeight:
+    try:
+        return quantize_weight(w, num_inputs=num_inputs, num_outputs=num_outputs, format=NF4, block=NF4_BLOCK)
+    except ValueError as error:
+        raise RecipeError(f'adapter.base="nf4": {name}: {error}; leave adapter.base "same"') from error
+
+
+def _adapted(key: jax.Array, base: Any, axes: Axes, num_inputs: int, num_outputs: int, lora: LoRA) -> LowRankWeight:
     last = len(axes) - num_outputs
     first = last - num_inputs
     copies, inputs, outputs = base.shape[:first], base.shape[first:last], base.shape[last:]
@@ -85,22 +107,23 @@ def _adapted(key: jax.Array, base: Any, axes: Axes, counts: tuple[int, int], lor
     return LowRankWeight(base, a, b, num_inputs, num_outputs, lora.gain)
 
 
-def _choose(model: Any, lora: LoRA) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the name of each chosen matrix, and the numbers of its input and output axes."""
-    known: dict[str, None] = {}
-    matched: set[str] = set()
+def _matrices(model: Any) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the name of each matrix of a layer, and the numbers of its input and output axes."""
     for name, _, axes in pair_axes(model, logical_axes(model)):
-        place, _, inner = name.partition(".blocks.")
-        if not place.startswith("stacks.") or (counts := _matrix(axes)) is None:
-            continue
-        inner = inner.partition(".")[2]
-        known[inner] = None
-        hits = {target for target in lora.targets if matches_param(inner, target)}
-        matched |= hits
-        if hits or not lora.targets:
+        if name.startswith("stacks.") and (counts := _matrix(axes)) is not None:
             yield name, counts
-    if missed := [target for target in lora.targets if target not in matched]:
-        raise RecipeError(f"adapter.targets: {missed[0]!r} matches no matrix of a layer; these are {', '.join(known)}")
+
+
+def _choose(names: Iterable[str], targets: tuple[str, ...]) -> set[str]:
+    """Return the names of the matrices with adapters."""
+    inner = {name: name.partition(".blocks.")[2].partition(".")[2] for name in names}
+    chosen = {
+        target: [name for name, in_layer in inner.items() if matches_param(in_layer, target)] for target in targets
+    }
+    if missed := [target for target, matched in chosen.items() if not matched]:
+        known = ", ".join(dict.fromkeys(inner.values()))
+        raise RecipeError(f"adapter.targets: {missed[0]!r} matches no matrix of a layer; these are {known}")
+    return {name for matched in chosen.values() for name in matched} if targets else set(inner)
 
 
 def _matrix(axes: Axes) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ import jax
 
 from ..core import current_layout
 from ..core.params.logical import Role, axis_for_role
+from ..spmd.composite.quantized_weight import DEQUANTIZED
 from ..spmd.contraction import PRODUCT
 from ..spmd.weight_gather import DECODED
 from ..spmd.weights import GATHERED
@@ -43,7 +44,8 @@ def rematerialize(function: Callable[..., Any], policy: RematPolicy) -> Callable
 
 def _all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
     # Exclude both the named copy and the unnamed array behind it.
-    return primitive.name != "all_gather" and primitive is not DECODED and parameters.get("name") != GATHERED
+    decodes = primitive is DECODED or primitive is DEQUANTIZED
+    return primitive.name != "all_gather" and not decodes and parameters.get("name") != GATHERED
 
 
 def _gathers() -> bool:

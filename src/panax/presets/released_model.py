@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..adapters.huggingface import config_from
+from ..adapters.huggingface.config import read_json
 from ..adapters.huggingface.hub import find_model
+from ..adapters.huggingface.quantized import is_nf4
 from ..core.errors import DataError, RecipeError
 from ..data import PretrainedTokenizer, TextData
 from ..models import DecoderConfig, DecoderTask, LoRA
@@ -42,7 +44,7 @@ def released_model(
         data: Paths, as `panax.data.make_corpus` takes them (conversations are rendered by the model's template), or anything
             that `Experiment.data` takes. None: to be given later; training without is an error.
         lora: Rank of adapters beside all matrices of the layers, with a gain of 2, or their settings: they are trained, and
-            the model is frozen. None: all of the model is trained.
+            the model is frozen; by a rank, in 4 bits if bitsandbytes has stored it in NF4. None: all of the model is trained.
         say: Takes a line on the model that was found.
         settings: Other fields of the experiment, such as `num_steps`.
 
@@ -59,7 +61,10 @@ def released_model(
     if say is not None and model.where != str(where):
         say(f"{where} is {model.where}, in {model.folder}")
     name = re.sub(r"[^\w.-]", "-", Path(model.where.partition("@")[0]).name) or "model"
-    adapter = LoRA.of_rank(lora) if isinstance(lora, int) else lora
+    adapter = lora
+    if isinstance(adapter, int):
+        base = "nf4" if is_nf4(read_json(model.folder)) else "same"
+        adapter = dataclasses.replace(LoRA.of_rank(adapter), base=base)
     defaults: dict[str, Any] = {
         "name": name,
         "init": f"hf:{model.where}",

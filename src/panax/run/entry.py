@@ -23,7 +23,7 @@ from ..metrics import BackgroundReporter, Tracker
 from ..metrics.console import open_console
 from ..metrics.run_log import RunLog, tee
 from ..system.platform_check import check_platform
-from ..train.memory_check import check_memory
+from ..train.initialization import check_memory
 from .blank_data import find_missing_data
 from .experiment import Experiment
 from .loop import Run, RunRecovery

@@ -17,7 +17,7 @@ from ..core.protocols import Axes
 from .collectives import scatter_dims
 from .rows import GatheredRows, is_rows
 from .weight_gather import gather_weight_as
-from .weights import CompositeWeight, GatherSpec, gather_axes, is_wrapped_weight
+from .weights import CompositeWeight, GatherSpec, gather_axes, gathers_together, is_wrapped_weight
 
 
 class StepWeight(eqx.Module):
@@ -47,6 +47,12 @@ class StepWeight(eqx.Module):
         return StepWeight(None, scatter_dims(gradient, to.gathers) if self.scattered else gradient, self.scattered)
 
 
+class FixedWeight(eqx.Module):
+    """A parameter that is not differentiated, in place of the parameter: an array or a `StepWeight`."""
+
+    value: Any
+
+
 def is_weight(node: Any) -> bool:
     return isinstance(node, StepWeight)
 
@@ -65,8 +71,8 @@ def step_gather_dtype(axes: Axes, dtype: Any) -> Any:
 def gather_params_per_step(params: Any, axes: Any, dtype: Any, *, scattered: bool) -> Any:
     """Replace each parameter by a gathered `StepWeight`.
 
-    A parameter that needs no gather, or is not a plain array, is returned as it is; parts of a `CompositeWeight` are
-    parameters of their own.
+    A parameter that needs no gather, or is not a plain array, is returned as it is; parts of a `CompositeWeight` may
+    be parameters of their own.
 
     Args:
         axes: Logical axes at each leaf, with the structure of `params`.
@@ -79,7 +85,7 @@ def gather_params_per_step(params: Any, axes: Any, dtype: Any, *, scattered: boo
         return StepWeight(value, jnp.zeros_like(w) if scattered else jnp.zeros(value.shape, w.dtype), scattered)
 
     leaves, structure = jax.tree.flatten(
-        params, is_leaf=lambda w: is_wrapped_weight(w) and not isinstance(w, CompositeWeight)
+        params, is_leaf=lambda w: gathers_together(w) or (is_wrapped_weight(w) and not isinstance(w, CompositeWeight))
     )
     return structure.unflatten(map(one, leaves, structure.flatten_up_to(axes)))
 
@@ -87,15 +93,19 @@ def gather_params_per_step(params: Any, axes: Any, dtype: Any, *, scattered: boo
 def split_slots(params: Any) -> tuple[Any, Any]:
     """Partition parameters into (differentiated, constant): slots and values, values and indices of rows.
 
-    Every other parameter is in the first tree.
+    A `FixedWeight` is unwrapped in the second tree; every other parameter is in the first.
     """
 
     def slot(w: Any) -> Any:
+        if isinstance(w, FixedWeight):
+            return None
         if is_rows(w):
             return GatheredRows(None, w.values, w.count)
         return StepWeight(None, w.slot, w.scattered) if is_weight(w) else w
 
     def value(w: Any) -> Any:
+        if isinstance(w, FixedWeight):
+            return w.value
         if is_rows(w):
             return GatheredRows(w.row_ids, None, w.count)
         return StepWeight(w.value, None, w.scattered) if is_weight(w) else None
@@ -104,7 +114,7 @@ def split_slots(params: Any) -> tuple[Any, Any]:
 
 
 def _is_pair(node: Any) -> bool:
-    return is_weight(node) or is_rows(node)
+    return is_weight(node) or is_rows(node) or isinstance(node, FixedWeight)
 
 
 def slot_gradients(gradients: Any) -> Any:

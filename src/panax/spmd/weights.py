@@ -77,7 +77,15 @@ class WeightLike(Protocol):
 
 @runtime_checkable
 class CompositeWeight(WeightLike, Protocol):
-    """A weight that is computed from parts, each of which is stored, gathered and trained by itself."""
+    """A weight that is computed from parts.
+
+    Attributes:
+        has_plain_parts: True if each part is a parameter by itself, which may be gathered once per step; False if the weight
+            gathers its parts together.
+    """
+
+    @property
+    def has_plain_parts(self) -> bool: ...
 
     def part_axes(self, axes: Axes) -> Mapping[str, Axes]:
         """Return the logical axes of each part, by the name of its field, given those of the weight."""
@@ -178,6 +186,11 @@ def gather_axes(axes: Axes) -> tuple[MeshAxes, ...]:
 def is_wrapped_weight(w: Any) -> bool:
     """Return True if `w` is a weight other than a plain array."""
     return isinstance(w, WeightLike)
+
+
+def gathers_together(w: Any) -> bool:
+    """Return True if `w` is a weight that gathers its parts by itself, each time that it is read."""
+    return isinstance(w, CompositeWeight) and not w.has_plain_parts
 
 
 def _opening(axes: Axes | str, dtype: Any) -> GatherSpec:

@@ -18,7 +18,6 @@ from ..core.batch_checks import check_ranges, narrow_to_32_bits
 from ..core.errors import TrainingError
 from ..core.layout.target import Target
 from ..core.params.logical import Role, axis_for_role
-from ..core.params.module import init_sequentially
 from ..kernels import use_kernels
 from ..mesh import Placement
 from ..mesh.legality import MeshRequirements, check, fit_rules, list_remarks
@@ -28,7 +27,7 @@ from ..spmd.checking import check_program
 from ..system.allocator import prepare_allocator
 from .background_compile import BackgroundBuilder
 from .batch_transfer import HeldRows, Sender, check_leaves, check_sizes, find_held_rows, global_array
-from .memory_check import check_memory
+from .initialization import StateInitializer
 from .precision import check_precision
 from .program import Program
 from .update import Scalars
@@ -43,7 +42,11 @@ class StepProtocol(Sender, Protocol):
     program: Program
     shardings: Any
 
-    def init(self, seed: int) -> TrainState: ...
+    def init(self, seed: int, initial_values: tuple[Any, Any] | None = None) -> TrainState: ...
+
+    def init_params(self, seed: int, mask: Any) -> Any: ...
+
+    def storage_shardings(self, tree: Any, axes: Any) -> Any: ...
 
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]: ...
 
@@ -124,9 +127,7 @@ class CompiledStep:
         self.shardings: TrainState = placement.storage_shardings(program.abstract, program.axes)
         small = small_program_options(placement.target)
         self._options = small if isinstance(program.task, CollectingTask) else None
-        self._create = jax.jit(
-            program.initial_state, out_shardings=self.shardings, compiler_options=small, donate_argnums=1
-        )
+        self._initializer = StateInitializer(program, placement, self.shardings, small)
         self._train: dict[Signature, Any] = {}
         self._evaluate: dict[Signature, Any] = {}
         self._summaries: dict[Any, dict[Signature, Any]] = {}
@@ -136,24 +137,36 @@ class CompiledStep:
         # The last step's number and the array that holds it, so that counting does not wait for the devices.
         self._count: tuple[int, Any] = (0, None)
 
-    def init(self, seed: int) -> TrainState:
+    def init(self, seed: int, initial_values: tuple[Any, Any] | None = None) -> TrainState:
         """Initialize the state by one jitted function, directly into its shards; bitwise the same on every
         mesh.
+
+        Args:
+            initial_values: Parameters and model state to begin with, in their shards; donated.
 
         Raises:
             RecipeError: It does not fit in the memory of the devices.
         """
-        check_memory(self.program.abstract, self.shardings)
-        return self._initialize(self._create, seed)
+        return self._initializer.init(seed, initial_values)
+
+    def init_params(self, seed: int, mask: Any) -> Any:
+        """Initialize some parameters as `init` does, without memory for the others.
+
+        Args:
+            mask: Bools with the structure of the parameters; the result has None in place of False.
+
+        Raises:
+            RecipeError: The whole state does not fit in the memory of the devices.
+        """
+        return self._initializer.init_params(seed, mask)
 
     def trace_init(self, seed: int = 0) -> Any:
         """Trace the program of `init`, for analysis."""
-        return self._initialize(self._create.trace, seed)
+        return self._initializer.trace(seed)
 
-    def _initialize(self, function: Callable[..., Any], seed: int) -> Any:
-        given = self.program.task.load_initial((self.shardings.params, self.shardings.model_state))
-        with init_sequentially(self.placement.sizes.get("stage", 1) == 1):
-            return function(jax.random.key(seed), given)
+    def storage_shardings(self, tree: Any, axes: Any) -> Any:
+        """Return the sharding in which each array of a tree is stored, given its logical axes."""
+        return self.placement.storage_shardings(tree, axes)
 
     @property
     def row_multiple(self) -> int:

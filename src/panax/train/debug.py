@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,9 +38,16 @@ class DebugStep:
         self.compile_seconds = 0.0
         self.shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), program.abstract)
 
-    def init(self, seed: int) -> TrainState:
-        given = self.program.task.load_initial((self.shardings.params, self.shardings.model_state))
-        return jax.jit(self.program.initial_state)(jax.random.key(seed), given)
+    def init(self, seed: int, initial_values: tuple[Any, Any] | None = None) -> TrainState:
+        if initial_values is None:
+            initial_values = self.program.task.load_initial((self.shardings.params, self.shardings.model_state))
+        return jax.jit(self.program.initial_state)(jax.random.key(seed), initial_values)
+
+    def init_params(self, seed: int, mask: Any) -> Any:
+        return jax.jit(lambda key: eqx.filter(self.program.initial_state(key).params, mask))(jax.random.key(seed))
+
+    def storage_shardings(self, tree: Any, axes: Any) -> Any:
+        return jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), tree)
 
     @property
     def row_multiple(self) -> int:

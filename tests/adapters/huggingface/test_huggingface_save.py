@@ -13,7 +13,7 @@ import torch
 import transformers
 from huggingface_examples import MIXTURES, Example, abstract, make_example, reloaded, their_logits, tokens
 
-from panax.adapters.huggingface import config_from, load, loader, save
+from panax.adapters.huggingface import config_from, load, parameter_reader, save
 from panax.adapters.huggingface.families import FAMILIES
 from panax.adapters.huggingface.family_choice import resolve_defaults, to_config_json
 from panax.adapters.huggingface.tensor_map import ParameterMatch
@@ -55,15 +55,15 @@ def test_transformers_loads_the_same_model(any_example: Example, tmp_path) -> No
 def test_each_device_reads_its_own_experts_only(family: str, folder_of_examples, monkeypatch) -> None:
     example = make_example(family, folder_of_examples)
     laid_out = laid_out_on(example.task, MeshShape(expert=4, fsdp=2))
-    read, place, tensor = set(), loader._place, ParameterMatch.tensor
+    read, place, tensor = set(), parameter_reader._place, ParameterMatch.tensor
 
-    def of_last_device(match: Any, tensors: Any, ranges: Any, devices: list[Any]) -> list[jax.Array]:
+    def of_last_device(leaf: Any, read_region: Any, limit: int, ranges: Any, devices: list[Any]) -> list[jax.Array]:
         with monkeypatch.context() as patch:
             if jax.devices()[-1] in devices:
                 patch.setattr(ParameterMatch, "tensor", lambda self, at: read.add(tensor(self, at)) or tensor(self, at))
-            return place(match, tensors, ranges, devices)
+            return place(leaf, read_region, limit, ranges, devices)
 
-    monkeypatch.setattr(loader, "_place", of_last_device)
+    monkeypatch.setattr(parameter_reader, "_place", of_last_device)
     load(example.folder, example.task, *laid_out)
     moe = example.task.model.feed_forward
     experts = {int(match[1]) for name in read if (match := re.search(r"experts\.(\d+)\.", name))}
@@ -102,15 +102,15 @@ def test_large_parameters_are_read_in_pieces(
 ) -> None:
     example = make_example(name, folder_of_examples)
     given = abstract(example.task) if shape is None else laid_out_on(example.task, shape)
-    largest, read = [0], loader._read
+    largest, read = [0], parameter_reader._read
 
-    def measured(match: Any, tensors: Any, ranges: Any) -> np.ndarray:
-        part = read(match, tensors, ranges)
+    def measured(*region: Any) -> np.ndarray:
+        part = read(*region)
         largest[0] = max(largest[0], part.nbytes)
         return part
 
-    monkeypatch.setattr(loader, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(loader, "_read", measured)
+    monkeypatch.setattr(parameter_reader, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(parameter_reader, "_read", measured)
     loaded = load(example.folder, example.task, *given)
     assert same_bits(loaded, (example.params, example.state)) and 500 < largest[0] <= 1000
     for name, leaf in named_leaves(loaded).items():

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from ...checkpoint.conversion import group_by_bytes
 from ...core.errors import CheckpointError, RecipeError
 from ...models import Decoder, Vit
-from ...spmd.low_rank import merge_low_rank
+from ...spmd.composite.low_rank import merge_low_rank
 from ...system.files import apply_umask
 from .config import CONFIG, read_decoder
 from .families import FAMILIES

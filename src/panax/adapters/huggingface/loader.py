@@ -2,12 +2,9 @@
 
 import contextlib
 import dataclasses
-import functools
-import itertools
-import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from ...core import named_leaves
 from ...core.errors import CheckpointError, RecipeError, describe_type
 from ...core.protocols import ModelState
 from ...models import Decoder, DecoderConfig, DecoderTask, HeadedDecoder, HeadedTask, Vit, VitConfig, VitTask
-from ...spmd.low_rank import base_weights, with_base_weights
+from ...spmd.composite.low_rank import base_weights, low_rank_mask, with_base_weights
+from ...spmd.composite.quantized_weight import is_quantized, weight_shapes
 from ...system import json_reader
 from ..wrappers import find_wrapper
 from .config import CONFIG, read_config, read_json
 from .family import Family, TensorSource
 from .family_choice import check_same
 from .gguf import find_gguf, open_gguf, read_config_json, read_tensors
+from .parameter_reader import Tensors, read_array, read_quantized
 from .pattern import Pattern
 from .quantized import FLOAT8, KEY, dequantize, float8_slices
-from .tensor_map import ParameterMatch, index_ranges, match_parameters
+from .tensor_map import ParameterMatch, match_parameters
 from .towers import TowerNames, has_towers
 from .vision import HEAD_WEIGHTS, check_same_vit
 
@@ -42,17 +42,6 @@ SCORES = "score.weight"
 """The tensor of a classification head in the checkpoints of `transformers`."""
 
 _ROWS_AT_ONCE = 4096
-
-_ROWS_TRANSPOSED = 64
-
-PIECE_BYTES = 2**28
-"""Largest part of a parameter that is on its way from the files to a device."""
-
-Ranges = tuple[tuple[int, int], ...]
-"""First and last index, exclusive, of each dimension of a region."""
-
-Tensors = Mapping[str, Any]
-"""Name to a safetensors slice: nothing is read before it is indexed."""
 
 
 def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tuple[Any, ModelState]:
@@ -95,7 +84,8 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
     family, config = read_config(folder)
     _check_model(config, task, folder)
     with _open(folder, family) as tensors:
-        matches = list(match_parameters(family, params, state))
+        matches = list(match_parameters(family, weight_shapes(params), state))
+        wanted = jax.tree.leaves((params, state), is_leaf=is_quantized)
         kept = _kept_head(matches, params, config, tensors, folder) if isinstance(params, Vit) else []
         names = {name for name in tensors if not kept or not name.startswith(HEAD_WEIGHTS)}
         _check_names(family, [match for match in matches if match not in kept], names, config, folder)
@@ -104,8 +94,23 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
                 tensors, family.head, next(match for match in matches if match.name == "embedding.table"), folder
             )
         _check_tensors([match for match in matches if match not in kept], tensors, folder)
-        leaves = [match.leaf if match in kept else _array(match, tensors) for match in matches]
+        leaves = [
+            match.leaf if match in kept else _read_leaf(match, leaf, tensors)
+            for match, leaf in zip(matches, wanted, strict=True)
+        ]
     return _assemble(params, state, matches, leaves)
+
+
+def parameters_left(task: Any, params: Any) -> Any:
+    """Return bools with the structure of a task's parameters: True for those that `load` may leave as they are, which are
+    adapters, or the head of another model than a decoder."""
+    if isinstance(task, DecoderTask):
+        return low_rank_mask(params)
+    return jax.tree.unflatten(jax.tree.structure(params), [name.startswith("head.") for name in named_leaves(params)])
+
+
+def _read_leaf(match: ParameterMatch, leaf: Any, tensors: Tensors) -> Any:
+    return read_quantized(match, leaf, tensors) if is_quantized(leaf) else read_array(match, tensors)
 
 
 def _load_headed(
@@ -120,12 +125,12 @@ def _load_headed(
         _check_names(family, matches, tensors.keys() - {family.head, SCORES}, bare.model, folder)
         scores = _score_match(params, tensors)
         _check_tensors([*matches, *scores], tensors, folder)
-        decoder, state = _assemble(params.decoder, state, matches, [_array(match, tensors) for match in matches])
+        decoder, state = _assemble(params.decoder, state, matches, [read_array(match, tensors) for match in matches])
         head = params.head
         for match in scores:
             # A classifier of `transformers` has no bias.
             assert head is not None
-            head = dataclasses.replace(head, w=_array(match, tensors), b=jax.tree.map(jnp.zeros_like, head.b))
+            head = dataclasses.replace(head, w=read_array(match, tensors), b=jax.tree.map(jnp.zeros_like, head.b))
     return HeadedDecoder(decoder, head), state
 
 
@@ -133,7 +138,7 @@ def _assemble(
     params: Any, state: ModelState, matches: list[ParameterMatch], leaves: list[Any]
 ) -> tuple[Any, ModelState]:
     """Return parameters like `params`, and model state like `state`, from the arrays of all matches in order."""
-    structure = jax.tree.structure(params)
+    structure = jax.tree.structure(params, is_leaf=is_quantized)
     loaded = dict(zip([match.name for match in matches[structure.num_leaves :]], leaves[structure.num_leaves :]))
     return structure.unflatten(leaves[: structure.num_leaves]), {**state, **loaded}
 
@@ -180,90 +185,6 @@ def _kept_head(
         f"{folder} has no head for {classes} classes ({there}): the head keeps its random initial values", stacklevel=3
     )
     return kept
-
-
-def _array(match: ParameterMatch, tensors: Tensors) -> jax.Array:
-    """Read one parameter, with the sharding of its leaf."""
-    leaf = match.leaf
-    if leaf.sharding is None:
-        return _place(match, tensors, tuple((0, size) for size in leaf.shape), [None])[0]
-    indices = leaf.sharding.addressable_devices_indices_map(leaf.shape)
-    devices: dict[Ranges, list[Any]] = {}
-    for device, index in indices.items():
-        devices.setdefault(tuple(index_ranges(leaf.shape, index)), []).append(device)
-    arrays = {}
-    for ranges, same in devices.items():
-        arrays |= zip(same, _place(match, tensors, ranges, same))
-    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, [arrays[device] for device in indices])
-
-
-def _place(match: ParameterMatch, tensors: Tensors, ranges: Ranges, devices: list[Any]) -> list[jax.Array]:
-    """Read a region of a parameter once, and return it on each of the devices (None: uncommitted).
-
-    A large one is read in pieces, each written to the devices before the next: the host holds a piece beside the parameters,
-    and not a region.
-    """
-    pieces = split_ranges(ranges, max(1, PIECE_BYTES // match.leaf.dtype.itemsize))
-    if len(pieces) == 1:
-        return [jax.device_put(part, device) for part in [_read(match, tensors, ranges)] for device in devices]
-    shape = [high - low for low, high in ranges]
-    arrays = [jnp.zeros(shape, match.leaf.dtype, device=device) for device in devices]
-    for piece in pieces:
-        part = _read(match, tensors, piece)
-        starts = tuple(np.int32(at - low) for (at, _), (low, _) in zip(piece, ranges))
-        arrays = [_write_piece(array, part, starts) for array in arrays]
-    return arrays
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _write_piece(array: jax.Array, part: jax.Array, starts: tuple[jax.Array, ...]) -> jax.Array:
-    return jax.lax.dynamic_update_slice(array, part, starts)
-
-
-def split_ranges(ranges: Ranges, limit: int) -> list[Ranges]:
-    """Split a box into boxes of at most `limit` elements, along its first dimensions, in order.
-
-    >>> split_ranges(((0, 3), (2, 6)), 8)
-    [((0, 2), (2, 6)), ((2, 3), (2, 6))]
-    >>> split_ranges(((0, 2), (2, 6)), 3)
-    [((0, 1), (2, 5)), ((0, 1), (5, 6)), ((1, 2), (2, 5)), ((1, 2), (5, 6))]
-    """
-    if not ranges or math.prod(high - low for low, high in ranges) <= limit:
-        return [ranges]
-    (first, last), *inner = ranges
-    each = math.prod(high - low for low, high in inner)
-    step = max(1, limit // each)
-    starts = range(first, last, step)
-    if step > 1 or not inner:
-        return [((at, min(at + step, last)), *inner) for at in starts]
-    return [((at, at + 1), *rest) for at in starts for rest in split_ranges(tuple(inner), limit)]
-
-
-def _read(match: ParameterMatch, tensors: Tensors, ranges: Ranges) -> np.ndarray:
-    """Read a region of a parameter; zeros in the padding of the vocabulary, which the files don't have."""
-    pattern, sizes, stacked = match.source.pattern, match.sizes, len(match.stacked)
-    out = np.zeros([high - low for low, high in ranges], match.leaf.dtype)
-    inside = [
-        (min(low, sizes[axis]), min(high, sizes[axis])) for axis, (low, high) in zip(match.axes, ranges[stacked:])
-    ]
-    filled = tuple(slice(high - low) for low, high in inside)
-    if all(high > low for low, high in inside):
-        for place in itertools.product(*(range(*r) for r in ranges[:stacked])):
-            part = pattern.read(tensors[match.tensor(place)], match.axes, sizes, inside, match.source.part)
-            at = tuple(i - low for i, (low, _) in zip(place, ranges))
-            _copy(part, out[(*at, *filled, ...)])
-    return out
-
-
-def _copy(part: np.ndarray, out: np.ndarray) -> None:
-    """Copy and convert, a few rows of the file at a time: 2 to 8 times as fast as a transposed matrix at once."""
-    rows = max(range(part.ndim), key=lambda axis: abs(part.strides[axis]), default=0)
-    if rows == 0:
-        out[...] = part
-        return
-    for start in range(0, part.shape[rows], _ROWS_TRANSPOSED):
-        index = (slice(None),) * rows + (slice(start, start + _ROWS_TRANSPOSED),)
-        out[index] = part[index]
 
 
 def _check_names(

@@ -15,7 +15,8 @@ from ...core.errors import CheckpointError, RecipeError
 from ...core.params.axes import path_name
 from ...models import Decoder
 from ...models.lora import LoRA
-from ...spmd.low_rank import LowRankWeight, base_weights, is_low_rank
+from ...spmd.composite.low_rank import LowRankWeight, base_weights, is_low_rank
+from ...spmd.composite.quantized_weight import weight_shapes
 from ...system import json_reader
 from ...system.replacement import replace_json, replacement
 from .family_choice import to_config_json_like
@@ -183,7 +184,7 @@ def _places(model: Decoder, like: Mapping[str, Any]) -> Iterator[_Place]:
     nodes = jax.tree.flatten_with_path(model, is_leaf=is_low_rank)[0]
     adapted = {path_name(path): node for path, node in nodes if is_low_rank(node)}
     family, _ = to_config_json_like(model.config, None, dict(like))
-    for match in match_parameters(family, base_weights(model), {}):
+    for match in match_parameters(family, weight_shapes(base_weights(model)), {}):
         if (weight := adapted.get(match.name)) is None:
             continue
         _check_alone(match, weight)

@@ -13,7 +13,7 @@ from ...adapters.huggingface.hub import find_here
 from ...core.errors import RecipeError
 from ...models import Decoder, Vit
 from ...run.folder.trained_model import LoadedModel, load_model
-from ...spmd.low_rank import merge_low_rank
+from ...spmd.composite.low_rank import merge_low_rank
 from ..failures import warn
 from ..parser import Parser
 from ..plugins import start_jax

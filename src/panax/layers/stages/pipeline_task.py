@@ -36,11 +36,15 @@ def compute_pipeline_grads(
 ) -> Gradients:
     """Compute gradients through the pipeline, as `Task.gradients` does, in the storage sharding."""
     weights = psum_over_tokens(dict(task.loss_weights(params, state, micro_batches, key)))
-    layers = StageLayers.of(task.stacks(params), task.pipeline.chunks, task.weight_dtype)
+    layers = StageLayers.of(
+        task.stacks(params), task.pipeline.chunks, task.weight_dtype, trainable=task.stacks(trainable)
+    )
     outcome, outer_axes = _run(task, _Inputs(params, state, micro_batches, key), layers, weights, train=True)
     outer = reduce_grads(outcome.outer, outer_axes)
-    found = task.with_stacks(outer, layers.restore_grads(slot_gradients(outcome.chunks)))
-    kept = jax.tree.map(lambda gradient, keep: gradient if keep else None, found, trainable)
+    all_gradients = task.with_stacks(outer, layers.restore_grads(slot_gradients(outcome.chunks)))
+    kept = jax.tree.map(
+        lambda gradient, keep: gradient if keep else None, all_gradients, trainable, is_leaf=lambda node: node is None
+    )
     losses, metrics = _all_measures(outcome)
     return Gradients(kept, losses, state, metrics)
 

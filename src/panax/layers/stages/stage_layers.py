@@ -30,9 +30,9 @@ from ...parallel.pipeline import AXIS
 from ...parallel.schedules import layers_by_stage
 from ...spmd.collectives import scatter_dims
 from ...spmd.sharding_marks import ValueState, assert_sharding
-from ...spmd.step_gather import StepWeight, step_gather_dtype
+from ...spmd.step_gather import FixedWeight, StepWeight, step_gather_dtype
 from ...spmd.weight_gather import gather_weight_as
-from ...spmd.weights import gather_axes
+from ...spmd.weights import gather_axes, gathers_together
 from ..block import Context
 from ..stack import Stack
 from ..units import LayerUnit, group_runs
@@ -53,9 +53,16 @@ class StageLayers:
     reporting: int
 
     @classmethod
-    def of(cls, model_stacks: Sequence[Stack], chunks: int, dtype: Any) -> "StageLayers":
+    def of(
+        cls, model_stacks: Sequence[Stack], chunks: int, dtype: Any, *, trainable: Sequence[Any] | None = None
+    ) -> "StageLayers":
         """Move each stage's layers to it, and gather them in `dtype` if weights are gathered once per
-        step."""
+        step.
+
+        Args:
+            trainable: Bools with the structure of the stacks: weights that are not trained become `FixedWeight`. None for no
+                gradients at all.
+        """
         stages, runs, start = axis_size(AXIS), [], 0
         groups = group_runs(model_stacks)
         reporting = (
@@ -75,7 +82,8 @@ class StageLayers:
             longest = max(len(chunk) for stage in units for chunk in stage)
             order = np.array([[[*chunk, *[-1] * (longest - len(chunk))] for chunk in stage] for stage in units])
             alone = len(groups) == 1
-            runs.append(StageRun.of(group, order, model_stacks, dtype, rows, alone=alone))
+            run = StageRun.of(group, order, model_stacks, dtype, rows, alone=alone)
+            runs.append(run.bring(model_stacks, model_stacks if trainable is None else trainable))
             start += len(group)
         return cls(tuple(runs), model_stacks, len(rows))
 
@@ -105,7 +113,7 @@ class StageLayers:
         """Return gradients with the structure of `weights` to the storage layout of the stacks."""
         stacks = list(self.stacks)
         for run, own in zip(self.runs, gradients):
-            flat = [run.return_grad(gradient, axes) for gradient, axes in zip(own, run.axes)]
+            flat = [None if g is None else run.return_grad(g, axes) for g, axes in zip(own, run.axes)]
             for number, stack in zip(
                 run.stack_indices, _by_stack([self.stacks[n] for n in run.stack_indices], flat, run.period)
             ):
@@ -173,8 +181,18 @@ class StageRun:
         run = cls(
             layout, units, order, [], treedefs, np.array(kinds), np.array(unit_rows, np.int32), axes, alone, dtype
         )
-        weights = [run.bring_to_stage(leaf, a) for leaf, a in zip(_by_unit(stacks, period), axes)]
-        return dataclasses.replace(run, weights=weights)
+        return run
+
+    def bring(self, model_stacks: Sequence[Stack], trainable: Sequence[Any]) -> "StageRun":
+        """Return the run with this stage's part of its weights."""
+        stacks = [model_stacks[n] for n in self.stack_indices]
+        trained = _trained(stacks, [trainable[n] for n in self.stack_indices], self.period)
+        together = self.treedefs[0].flatten_up_to(_gathers_together(stacks[0].blocks[: self.period]))
+        weights = []
+        for leaf, axes, keep, apart in zip(_by_unit(stacks, self.period), self.axes, trained, together, strict=True):
+            weight = self.bring_to_stage(leaf, axes, stays_split=apart)
+            weights.append(weight if keep else FixedWeight(weight))
+        return dataclasses.replace(self, weights=weights)
 
     @property
     def period(self) -> int:
@@ -245,11 +263,15 @@ class StageRun:
         filled = jnp.where((mine >= 0)[:, None], rows, -1)
         return x, [(filled[:, place], terms) for place, terms in enumerate(reports)]
 
-    def bring_to_stage(self, leaf: jax.Array, axes: Axes) -> Any:
-        """Convert a stored leaf of all units to this stage's part of it, [chunk, slot, ...]."""
+    def bring_to_stage(self, leaf: jax.Array, axes: Axes, *, stays_split: bool) -> Any:
+        """Convert a stored leaf of all units to this stage's part of it, [chunk, slot, ...].
+
+        Args:
+            stays_split: True for a part of a weight that gathers its parts itself.
+        """
         chunks, slots = self.order.shape[1:]
         dim = self._split_dim(axes)
-        once = self.layout.zero.gathers_per_step
+        once = self.layout.zero.gathers_per_step and not stays_split
         gathers = self._gathers(axes)
         # Cast before communication if the weight is gathered or moved once per step.
         early = once and (any(gathers) or (dim is not None and not self.is_stored_in_place))
@@ -315,6 +337,26 @@ def _in_rows(terms: jax.Array, rows: jax.Array, count: int) -> jax.Array:
     return jnp.zeros((count, *terms.shape[1:]), terms.dtype).at[places].set(terms, mode="drop")
 
 
+def _gathers_together(blocks: Any) -> Any:
+    """Return bools with the structure of `blocks`: True for parts of weights that gather them together."""
+
+    def one(node: Any) -> Any:
+        return jax.tree.map(lambda _: True, node) if gathers_together(node) else False
+
+    return jax.tree.map(one, blocks, is_leaf=gathers_together)
+
+
+def _trained(stacks: Sequence[Stack], trainable: Sequence[Any], period: int) -> list[bool]:
+    """Return for each leaf of a unit whether it is trained in any of the units."""
+    trained = []
+    for stack, mask in zip(stacks, trainable, strict=True):
+        flags = [
+            jax.tree.structure(block).flatten_up_to(kept) for block, kept in zip(stack.blocks, mask.blocks, strict=True)
+        ]
+        trained += [[flag for block in flags for flag in block]] if period > 1 else flags
+    return [any(flag is not False for flag in flags) for flags in zip(*trained, strict=True)]
+
+
 def _by_unit(stacks: Any, period: int) -> list[jax.Array]:
     """Return for each leaf of a unit the arrays of all units, in layer order."""
     parts: list[list[jax.Array]] = []
@@ -329,18 +371,18 @@ def _by_unit(stacks: Any, period: int) -> list[jax.Array]:
     return parts[0] if len(parts) == 1 else [jnp.concatenate(leaves) for leaves in zip(*parts)]
 
 
-def _by_stack(stacks: Any, leaves: list[jax.Array], period: int) -> list[Any]:
+def _by_stack(stacks: Any, leaves: list[jax.Array | None], period: int) -> list[Any]:
     """Invert `_by_unit`, in the structure of `stacks`."""
     start, rebuilt = 0, []
     for stack in stacks:
         places = 1 if period > 1 else len(stack.blocks)
         local = jax.tree.leaves(stack.blocks[0])[0].shape[0] * places
-        mine = [leaf[start : start + local] for leaf in leaves]
+        mine = [None if leaf is None else leaf[start : start + local] for leaf in leaves]
         if period > 1:
             blocks = jax.tree.structure(stack.blocks).unflatten(mine)
         else:
             blocks = tuple(
-                jax.tree.structure(block).unflatten([leaf[place::places] for leaf in mine])
+                jax.tree.structure(block).unflatten(None if leaf is None else leaf[place::places] for leaf in mine)
                 for place, block in enumerate(stack.blocks)
             )
         rebuilt.append(dataclasses.replace(stack, blocks=blocks))

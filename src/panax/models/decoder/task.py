@@ -22,7 +22,7 @@ from ...layers.stages.staged_task import ComputeType, FloatType
 from ...parallel import ContextAttention, Pipeline, RematPolicy
 from ...parallel.context import sequence_positions
 from ...spmd import ValueState, assert_sharding, local_sequence, psum_over_tokens
-from ...spmd.low_rank import low_rank_mask
+from ...spmd.composite.low_rank import low_rank_mask
 from ..leaf_names import LEAF_ALIASES
 from ..lora import LoRA, add_adapters
 from ..task_metrics import TokenMetric, check_names, compute_token_metrics, metrics_field

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ...core.jax_primitives import broadcast_dims, squeezed_dims, stacked_dim, transposed_dims
+from ...core.jax_primitives import broadcast_dims, read_parameter, squeezed_dims, stacked_dim, transposed_dims
 from .states import AxisState, Part
 
 
@@ -93,11 +93,20 @@ def _resized(equation: Any, state: AxisState) -> Iterable[int | Part]:
     return [part if before[part[0]] == after[part[0]] else part[0] for part in state.parts]
 
 
+def _dequantized(equation: Any, state: AxisState) -> Iterable[Part]:
+    # From (*copies, *outputs, inputs) to (*copies, *inputs, *outputs); the first of the inputs is split.
+    inputs = 1 + len(read_parameter(equation, "inner"))
+    last = len(equation.invars[0].aval.shape) - 1
+    copies = last - read_parameter(equation, "num_outputs")
+    return state.move_dims(lambda dim: dim if dim < copies else copies if dim == last else dim + inputs)
+
+
 SHAPE_RULES: dict[str, Callable[[Any, AxisState], Iterable[int | Part] | None]] = {
     "reshape": infer_reshape,
     "transpose": _transposed,
     "broadcast_in_dim": _broadcast,
     "squeeze": _squeezed,
+    "dequantize_weight": _dequantized,
     "unstack": _unstacked,
     "stack": _stacked,
     **dict.fromkeys(("concatenate", "pad", "slice", "split", "tile"), _resized),

@@ -168,6 +168,11 @@ def infer_concatenate(equation: Any, states: States) -> AxisState:
     return _of_terms(equation, live, "puts next")
 
 
+def infer_dequantized(equation: Any, states: States) -> AxisState:
+    """Infer the state of a weight's value from those of its codes and scales, which are split alike."""
+    return infer_linear(equation, [infer_nonlinear(equation, states)])
+
+
 def infer_identity(equation: Any, states: States) -> list[AxisState]:
     return list(states)
 
@@ -195,8 +200,8 @@ _LINEAR = """
 """
 _NONLINEAR = """
     abs acos acosh and asin asinh atan atan2 atanh cbrt ceil clamp clz cos cosh cummax cummin cumprod cumlogsumexp
-    decode_gathered digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le le_to lgamma log log1p
-    logistic lt lt_to max min ne nextafter not or population_count pow rem round rsqrt shift_left
+    decode_gathered digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le le_to
+    lgamma log log1p logistic lt lt_to max min ne nextafter not or population_count pow rem round rsqrt shift_left
     shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh xor random_wrap random_unwrap
 """
 
@@ -210,6 +215,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_LINEAR.split(), infer_linear),
     **dict.fromkeys(("split", "unstack"), infer_multi_result),
     **dict.fromkeys(("sort", "top_k"), infer_sort),
+    "dequantize_weight": infer_dequantized,
     "optimization_barrier": infer_identity,
     **dict.fromkeys(("iota", "random_seed"), infer_constant),
     **dict.fromkeys(("empty", "empty2"), infer_zeros),

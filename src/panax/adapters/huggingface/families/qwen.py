@@ -12,8 +12,8 @@ from typing import Any
 
 from ....models import DeltaNetConfig
 from ..family import Family, MoEMapping, RefuseFn
-from ..grouped_pattern import GroupedPattern
 from ..json_values import WrittenConfig
+from ..pattern import GroupedPattern
 from ..rotary_positions import RotaryMapping
 from ..sliding_windows import WindowMapping
 from ..tensor_names import (

@@ -9,9 +9,9 @@ from ..json_values import RefuseFn
 from .float4 import read_float4, read_mxfp4
 from .float8 import block_sizes, read_float8
 from .integers import read_codes, read_int4
-from .slices import FLOAT8, DequantizedSlice, TensorSlice, float8_slices
+from .slices import FLOAT8, DequantizedSlice, TensorSlice, float8_slices, is_stored_in
 
-__all__ = ["FLOAT8", "KEY", "check_quantization", "dequantize", "float8_slices"]
+__all__ = ["FLOAT8", "KEY", "check_quantization", "dequantize", "float8_slices", "is_nf4", "is_stored_in"]
 
 KEY = "quantization_config"
 """Key of config.json with the method and its settings."""
@@ -55,6 +55,16 @@ def check_quantization(raw: Mapping[str, Any], refuse: RefuseFn) -> None:
         return
     way = WAYS_OUT.get(str(method), "convert it to bfloat16 first")
     refuse(KEY, f"weights of quant_method={method!r} are not read; {way}")
+
+
+def is_nf4(raw: Mapping[str, Any]) -> bool:
+    """Return True if config.json declares weights in bitsandbytes' NF4."""
+    settings = raw.get(KEY)
+    return isinstance(settings, Mapping) and (
+        settings.get("quant_method") == "bitsandbytes"
+        and settings.get("load_in_4bit") is True
+        and settings.get("bnb_4bit_quant_type") == "nf4"
+    )
 
 
 def dequantize(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, TensorSlice]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ....core.errors import CheckpointError
+from ....kernels.quantized import NF4
 from ....system import json_reader
 from .slices import DequantizedSlice, TensorSlice, check_scales
 
@@ -82,7 +83,7 @@ def _of_codes(
         wide = values[nibbles] * scales[np.arange(first, last) // block]
         return wide.reshape(len(wanted), columns)[:, at.start : at.stop]
 
-    return DequantizedSlice([rows, columns], read)
+    return DequantizedSlice([rows, columns], read, NF4 if tuple(values.tolist()) == NF4.values else None)
 
 
 def _whole(name: str, part: str, parts: Mapping[str, TensorSlice | None]) -> np.ndarray:

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from ....core.errors import CheckpointError
+from ....kernels.quantized import Format
 from ....system import json_reader
 from ....system.binary_reader import read_number
 
@@ -51,10 +52,11 @@ class DequantizedSlice:
 
     Args:
         read: A range along each dimension to a float32 block.
+        format: The format of its values, if it is one in which weights can be kept.
     """
 
-    def __init__(self, shape: list[int], read: Callable[..., np.ndarray]):
-        self._shape, self._read = shape, read
+    def __init__(self, shape: list[int], read: Callable[..., np.ndarray], format: Format | None = None):
+        self._shape, self._read, self.format = shape, read, format
 
     def get_shape(self) -> list[int]:
         return self._shape
@@ -78,6 +80,11 @@ def float8_slices(path: Path) -> dict[str, Float8Slice]:
         for name, entry in header.items()
         if name != "__metadata__" and entry["dtype"] in FLOAT8
     }
+
+
+def is_stored_in(tensor: TensorSlice, format: Format) -> bool:
+    """Return True if a tensor of the files is stored in a format, scales aside."""
+    return isinstance(tensor, DequantizedSlice) and tensor.format == format
 
 
 def check_scales(name: str, sizes: list[int], expected: list[int]) -> None:

@@ -12,15 +12,16 @@ Source: LoRA (arXiv:2106.09685).
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..core.protocols import Axes
-from .contraction import contract, parse_equation
-from .weights import GatherSpec, PlainWeight, as_weight
+from ...core.protocols import Axes
+from ..contraction import contract, parse_equation
+from ..weights import GatherSpec, PlainWeight, as_weight
+from .quantized_weight import dequantize_weights, is_quantized
 
 RANK = "rank"
 """Logical axis of the dimension between `a` and `b`."""
@@ -44,6 +45,8 @@ class LowRankWeight(eqx.Module):
     num_inputs: int = eqx.field(static=True)
     num_outputs: int = eqx.field(static=True)
     gain: float = eqx.field(static=True)
+
+    has_plain_parts: ClassVar[bool] = True
 
     @property
     def dtype(self) -> Any:
@@ -128,7 +131,9 @@ def low_rank_mask(params: Any) -> Any:
     """Return a tree with the structure of the parameters: True for `a` and `b` of each `LowRankWeight`."""
 
     def masked(node: Any) -> Any:
-        return dataclasses.replace(node, base=False, a=True, b=True) if is_low_rank(node) else False
+        if not is_low_rank(node):
+            return False
+        return dataclasses.replace(node, base=jax.tree.map(lambda _: False, node.base), a=True, b=True)
 
     return jax.tree.map(masked, params, is_leaf=is_low_rank)
 
@@ -150,17 +155,18 @@ def with_base_weights(params: Any, bases: Any) -> Any:
 
 def merge_low_rank(params: Any) -> Any:
     """Return parameters with each `LowRankWeight` replaced by its sum: added in float32, and rounded once to the dtype of
-    the base."""
+    the base. Quantized weights without one are replaced by their values."""
 
     def merged(node: Any) -> Any:
         if not is_low_rank(node):
-            return node
+            return node.dequantize() if is_quantized(node) else node
         correction = jnp.matmul(
             node._flat_a(node.a.astype(jnp.float32)),
             node._flat_b(node.b.astype(jnp.float32)),
             precision=jax.lax.Precision.HIGHEST,
         )
-        total = node.base.astype(jnp.float32) + node.gain * correction.reshape(node.shape)
-        return total.astype(node.base.dtype)
+        base = dequantize_weights(node.base)
+        total = base.astype(jnp.float32) + node.gain * correction.reshape(node.shape)
+        return total.astype(base.dtype)
 
-    return jax.tree.map(merged, params, is_leaf=is_low_rank)
+    return jax.tree.map(merged, params, is_leaf=lambda node: is_low_rank(node) or is_quantized(node))

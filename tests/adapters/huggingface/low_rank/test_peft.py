@@ -16,7 +16,7 @@ from panax.adapters.huggingface import load
 from panax.adapters.huggingface.peft import load_adapter, read_adapter_config, save_adapter
 from panax.core import CheckpointError, RecipeError
 from panax.models import DecoderTask, LoRA
-from panax.spmd.low_rank import low_rank_mask
+from panax.spmd.composite.low_rank import low_rank_mask
 
 ADAPTER = LoRA(rank=3, alpha=5.0, rank_stabilized=True)
 

@@ -1,13 +1,66 @@
-"""Memory check of parameters and optimizer state, before they are allocated."""
+"""Initialization of the state, after a check that its parameters and moments fit in memory."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import equinox as eqx
 import jax
 
+from ..core import TrainState
 from ..core.errors import RecipeError
 from ..core.layout.target import device_target
+from ..core.params.module import init_sequentially
+from ..mesh import Placement
 from ..system.host_memory import free_bytes
+from .program import Program
+
+
+class StateInitializer:
+    """Initializes a program's state on a mesh, directly into its shards."""
+
+    def __init__(
+        self, program: Program, placement: Placement, shardings: TrainState, options: Mapping[str, Any] | None
+    ):
+        """Prepare the programs, which are compiled on first use.
+
+        Args:
+            options: Options of the compiler.
+        """
+        self._program, self._shardings = program, shardings
+        self._in_turn = placement.sizes.get("stage", 1) == 1
+        self._options = None if options is None else dict(options)
+        self._create = jax.jit(
+            program.initial_state, out_shardings=shardings, compiler_options=self._options, donate_argnums=1
+        )
+
+    def init(self, seed: int, initial_values: tuple[Any, Any] | None) -> TrainState:
+        """Initialize the state; see `CompiledStep.init`."""
+        if initial_values is not None:
+            return self._create(jax.random.key(seed), initial_values)
+        check_memory(self._program.abstract, self._shardings)
+        return self._call(self._create, seed)
+
+    def init_params(self, seed: int, mask: Any) -> Any:
+        """Initialize some parameters; see `CompiledStep.init_params`."""
+        check_memory(self._program.abstract, self._shardings)
+        if not any(jax.tree.leaves(mask)):
+            return eqx.filter(mask, False)
+
+        def create(key: jax.Array) -> Any:
+            return eqx.filter(self._program.initial_state(key).params, mask)
+
+        places = eqx.filter(self._shardings.params, mask)
+        with init_sequentially(self._in_turn):
+            return jax.jit(create, out_shardings=places, compiler_options=self._options)(jax.random.key(seed))
+
+    def trace(self, seed: int) -> Any:
+        """Trace the program of `init`."""
+        return self._call(self._create.trace, seed)
+
+    def _call(self, function: Callable[..., Any], seed: int) -> Any:
+        given = self._program.task.load_initial((self._shardings.params, self._shardings.model_state))
+        with init_sequentially(self._in_turn):
+            return function(jax.random.key(seed), given)
 
 
 def check_memory(abstract: Any, shardings: Any) -> None:

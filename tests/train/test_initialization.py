@@ -6,7 +6,7 @@ import tiny
 
 from panax.core import RecipeError
 from panax.mesh import MeshShape, Placement, Rules
-from panax.train import CompiledStep, Program, memory_check
+from panax.train import CompiledStep, Program, initialization
 
 
 def make_step(devices=1):
@@ -18,13 +18,13 @@ def make_step(devices=1):
 def test_a_state_larger_than_the_hosts_free_memory_is_refused(devices, monkeypatch):
     step = make_step(devices)
     requests = []
-    monkeypatch.setattr(memory_check, "free_bytes", lambda: requests.append(1) or 1 << 40)
+    monkeypatch.setattr(initialization, "free_bytes", lambda: requests.append(1) or 1 << 40)
     params = step.program.abstract.params
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    memory_check.check_memory(step.program.abstract, step.shardings)
+    initialization.check_memory(step.program.abstract, step.shardings)
     assert requests
     # Parameters and two moments.
-    monkeypatch.setattr(memory_check, "free_bytes", lambda: 3 * needed - 1)
+    monkeypatch.setattr(initialization, "free_bytes", lambda: 3 * needed - 1)
     with pytest.raises(RecipeError, match=r"larger than the host's free memory.*they take .* GiB there.*--mesh.fsdp"):
         step.init(0)
 
@@ -37,10 +37,10 @@ def test_devices_with_memory_of_their_own_are_asked_one_by_one(monkeypatch):
     class Traits:
         own_memory = True
 
-    monkeypatch.setattr(memory_check, "device_target", lambda device: type("Target", (), {"traits": Traits}))
-    monkeypatch.setattr(memory_check, "_limit", lambda device: needed // 2)
+    monkeypatch.setattr(initialization, "device_target", lambda device: type("Target", (), {"traits": Traits}))
+    monkeypatch.setattr(initialization, "_limit", lambda device: needed // 2)
     with pytest.raises(RecipeError, match=r"larger than the memory of cpu"):
-        memory_check.check_memory(unsharded.program.abstract, unsharded.shardings)
-    memory_check.check_memory(sharded.program.abstract, sharded.shardings)
-    monkeypatch.setattr(memory_check, "_limit", lambda device: None)
-    memory_check.check_memory(unsharded.program.abstract, unsharded.shardings)
+        initialization.check_memory(unsharded.program.abstract, unsharded.shardings)
+    initialization.check_memory(sharded.program.abstract, sharded.shardings)
+    monkeypatch.setattr(initialization, "_limit", lambda device: None)
+    initialization.check_memory(unsharded.program.abstract, unsharded.shardings)
