@@ -55,14 +55,16 @@ def anonymous_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
 
 
-def load(preset: str, folder: Path) -> dict[str, float]:
+def load(preset: str, folder: Path, *, nf4: bool) -> dict[str, float]:
     """Load the weights, and return the memory before and at the highest, and the seconds."""
     import jax
 
     from panax.adapters.huggingface import load as load_weights
-    from panax.models import PRESETS, DecoderTask
+    from panax.models import PRESETS, DecoderTask, LoRA
+    from panax.spmd.composite.low_rank import base_weights
 
-    task = DecoderTask(model=PRESETS[preset], parameter_dtype="bfloat16")
+    adapter = LoRA(rank=1, base="nf4") if nf4 else None
+    task = DecoderTask(model=PRESETS[preset], parameter_dtype="bfloat16", adapter=adapter)
     params, state = jax.eval_shape(task.init, jax.random.key(0))
     highest, ended = [anonymous_bytes()], threading.Event()
 
@@ -73,7 +75,8 @@ def load(preset: str, folder: Path) -> dict[str, float]:
     before, begin = anonymous_bytes(), time.monotonic()
     sampler = threading.Thread(target=sample)
     sampler.start()
-    loaded, _ = load_weights(folder, task, params, state)
+    # Adapters are not in the files, and stay abstract.
+    loaded = base_weights(load_weights(folder, task, params, state)[0])
     jax.block_until_ready(loaded)
     ended.set()
     sampler.join()
@@ -84,14 +87,15 @@ def load(preset: str, folder: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("preset")
+    parser.add_argument("--nf4", action="store_true", help="quantize the layers' matrices to NF4, beside adapters")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.folder is not None:
-        print(json.dumps(load(options.preset, options.folder)))
+        print(json.dumps(load(options.preset, options.folder, nf4=options.nf4)))
         return
     with tempfile.TemporaryDirectory() as folder:
         total = write_release(options.preset, Path(folder))
-        command = [sys.executable, __file__, options.preset, "--folder", folder]
+        command = [sys.executable, __file__, options.preset, "--folder", folder, *(["--nf4"] if options.nf4 else [])]
         done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     gib = {name: value / GIB for name, value in done.items()} | {"files": total / GIB}
     loaded = f"{gib['files']:.2f} GiB of files loaded in {done['seconds']:.1f} s"

@@ -19,6 +19,9 @@ from .tensor_map import ParameterMatch, index_ranges
 PIECE_BYTES = 2**28
 """Largest part of a parameter that is on its way from the files to a device."""
 
+_QUANTIZED_COPIES = 4
+"""Copies of a piece in float32 that quantization takes."""
+
 _ROWS_TRANSPOSED = 64
 
 Ranges = tuple[tuple[int, int], ...]
@@ -27,14 +30,18 @@ Ranges = tuple[tuple[int, int], ...]
 Tensors = Mapping[str, Any]
 """Name to a safetensors slice: nothing is read before it is indexed."""
 
-ReadFn = Callable[[Ranges], Any]
-"""Reads a region of an array."""
+ReadFn = Callable[[Ranges], tuple[Any, ...]]
+"""Reads the same region of one or several arrays."""
 
 
 def read_array(match: ParameterMatch, tensors: Tensors) -> jax.Array:
     """Read one parameter, with the sharding of its leaf."""
     leaf = match.leaf
-    return _sharded(leaf, lambda ranges: _read(match, tensors, ranges, leaf.dtype), PIECE_BYTES // leaf.dtype.itemsize)
+
+    def read(ranges: Ranges) -> tuple[np.ndarray]:
+        return (_read(match, tensors, ranges, leaf.dtype),)
+
+    return _sharded((leaf,), (1,), read, PIECE_BYTES // leaf.dtype.itemsize)[0]
 
 
 def read_quantized(match: ParameterMatch, weight: QuantizedWeight, tensors: Tensors) -> QuantizedWeight:
@@ -45,49 +52,40 @@ def read_quantized(match: ParameterMatch, weight: QuantizedWeight, tensors: Tens
     Raises:
         CheckpointError: A tensor is stored in the format in other blocks.
     """
-    kept = [match.tensor(place) for place in match.places if is_stored_in(tensors[match.tensor(place)], weight.format)]
+    stored = [
+        match.tensor(place) for place in match.places if is_stored_in(tensors[match.tensor(place)], weight.format)
+    ]
 
-    def part(leaf: Any, which: int) -> jax.Array:
-        # Codes or scales of one dimension stand for as many inputs.
-        inputs = weight.format.packed if which == 0 else weight.block
+    def read(ranges: Ranges) -> tuple[jax.Array, jax.Array]:
+        values = _read_inputs(match, weight, tensors, ranges)
+        scales, codes, exact = _quantized(values, weight.format, weight.block)
+        if stored and not exact:
+            raise CheckpointError(
+                f"{stored[0]} is stored in 4 bits, in other blocks than {weight.block} values along its inputs; load it in "
+                f'16 bits: leave adapter.base "same"'
+            )
+        return scales, codes
 
-        def read(ranges: Ranges) -> jax.Array:
-            values = _read_inputs(match, weight, tensors, ranges, inputs)
-            codes, scales, exact = _quantized(values, weight.format, weight.block)
-            if kept and not exact:
-                raise CheckpointError(
-                    f"{kept[0]} is stored in 4 bits, in other blocks than {weight.block} values along its inputs; load it in "
-                    f'16 bits: leave adapter.base "same"'
-                )
-            return codes if which == 0 else scales
-
-        # Whole blocks only, and no more than a piece in float32.
-        return _sharded(leaf, read, PIECE_BYTES // (4 * inputs))
-
-    codes, scales = part(weight.codes, 0), part(weight.scales, 1)
+    codes_of_block = weight.block // weight.format.packed
+    limit = PIECE_BYTES // (_QUANTIZED_COPIES * 4 * weight.block)
+    scales, codes = _sharded((weight.scales, weight.codes), (1, codes_of_block), read, limit)
     fields = (weight.format, weight.inner, weight.num_outputs, weight.block, weight.value_dtype)
     return QuantizedWeight(codes, scales, *fields)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _quantized(values: jax.Array, format: Format, block: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return codes, scales, and whether they stand for exactly these values."""
+    """Return scales, codes, and whether they stand for exactly these values."""
     parts = quantize(values, format, block)
-    return parts.codes, parts.scales, (parts.dequantize() == values).all()
+    return parts.scales, parts.codes, (parts.dequantize() == values).all()
 
 
-def _read_inputs(
-    match: ParameterMatch, weight: QuantizedWeight, tensors: Tensors, ranges: Ranges, inputs: int
-) -> np.ndarray:
-    """Read a region of a matrix as (*copies, *outputs, inputs), in float32.
-
-    Args:
-        ranges: Of codes or scales, each of which stands for `inputs` inputs.
-    """
+def _read_inputs(match: ParameterMatch, weight: QuantizedWeight, tensors: Tensors, ranges: Ranges) -> np.ndarray:
+    """Read the blocks with a region of scales, as (*copies, *outputs, inputs), in float32."""
     *kept, (low, high) = ranges
     first = len(ranges) - 1 - weight.num_outputs
     copies, outputs, inner = kept[:first], kept[first:], math.prod(weight.inner)
-    low, high = low * inputs, high * inputs
+    low, high = low * weight.block, high * weight.block
     start, stop = low // inner, -(-high // inner)
     wanted = (*copies, (start, stop), *((0, size) for size in weight.inner), *outputs)
     values = _read(match, tensors, wanted, np.dtype(np.float32))
@@ -97,37 +95,66 @@ def _read_inputs(
     return flat[..., low - start * inner : high - start * inner]
 
 
-def _sharded(leaf: Any, read: ReadFn, limit: int) -> jax.Array:
-    """Read an array with the sharding of `leaf`, at most `limit` elements at a time."""
-    limit = max(1, limit)
-    if leaf.sharding is None:
-        return _place(leaf, read, limit, tuple((0, size) for size in leaf.shape), [None])[0]
-    indices = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+def _sharded(leaves: tuple[Any, ...], multiples: tuple[int, ...], read: ReadFn, limit: int) -> list[jax.Array]:
+    """Read arrays with the shardings of `leaves`, which are split alike.
+
+    Args:
+        multiples: For each, how many of its elements along the last dimension belong to one of the first array's.
+        limit: Elements of the first array that are read at a time.
+    """
+    first, arrays = leaves[0], {}
+    if first.sharding is None:
+        return _place(leaves, multiples, read, limit, tuple((0, size) for size in first.shape), [None])[0]
     devices: dict[Ranges, list[Any]] = {}
-    for device, index in indices.items():
-        devices.setdefault(tuple(index_ranges(leaf.shape, index)), []).append(device)
-    arrays = {}
+    for device, index in first.sharding.addressable_devices_indices_map(first.shape).items():
+        devices.setdefault(tuple(index_ranges(first.shape, index)), []).append(device)
     for ranges, same in devices.items():
-        arrays |= zip(same, _place(leaf, read, limit, ranges, same))
-    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, [arrays[device] for device in indices])
+        arrays |= zip(same, _place(leaves, multiples, read, limit, ranges, same))
+    return [
+        jax.make_array_from_single_device_arrays(
+            leaf.shape,
+            leaf.sharding,
+            [arrays[device][number] for device in leaf.sharding.addressable_devices_indices_map(leaf.shape)],
+        )
+        for number, leaf in enumerate(leaves)
+    ]
 
 
-def _place(leaf: Any, read: ReadFn, limit: int, ranges: Ranges, devices: list[Any]) -> list[jax.Array]:
-    """Read a region of an array once, and return it on each of the devices (None: uncommitted).
+def _place(
+    leaves: tuple[Any, ...],
+    multiples: tuple[int, ...],
+    read: ReadFn,
+    limit: int,
+    ranges: Ranges,
+    devices: list[Any],
+) -> list[list[jax.Array]]:
+    """Read a region of arrays once, and return it on each of the devices (None: uncommitted).
 
     A large one is read in pieces, each written to the devices before the next: the host holds a piece beside the parameters,
     and not a region.
     """
-    pieces = split_ranges(ranges, limit)
+    pieces = split_ranges(ranges, max(1, limit))
     if len(pieces) == 1:
-        return [jax.device_put(part, device) for part in [read(ranges)] for device in devices]
-    shape = [high - low for low, high in ranges]
-    arrays = [jnp.zeros(shape, leaf.dtype, device=device) for device in devices]
+        return [[jax.device_put(part, device) for part in parts] for parts in [read(ranges)] for device in devices]
+    arrays = []
+    for device in devices:
+        shapes = [_stretched([high - low for low, high in ranges], multiple) for multiple in multiples]
+        arrays.append([jnp.zeros(shape, leaf.dtype, device=device) for shape, leaf in zip(shapes, leaves)])
     for piece in pieces:
-        part = read(piece)
-        starts = tuple(np.int32(at - low) for (at, _), (low, _) in zip(piece, ranges))
-        arrays = [_write_piece(array, jax.device_put(part, device), starts) for array, device in zip(arrays, devices)]
+        parts = read(piece)
+        starts = [
+            _stretched([at - low for (at, _), (low, _) in zip(piece, ranges)], multiple) for multiple in multiples
+        ]
+        for there, device in zip(arrays, devices):
+            there[:] = [
+                _write_piece(array, jax.device_put(part, device), tuple(map(np.int32, start)))
+                for array, part, start in zip(there, parts, starts)
+            ]
     return arrays
+
+
+def _stretched(sizes: list[int], multiple: int) -> list[int]:
+    return [*sizes[:-1], sizes[-1] * multiple] if sizes else []
 
 
 @functools.partial(jax.jit, donate_argnums=0)
