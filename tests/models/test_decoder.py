@@ -154,7 +154,7 @@ def debugged(tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_debugging_shows_real_values_stops_at_breakpoints_and_takes_the_same_step(debugged, monkeypatch):
     values, stops = [], []
     original = FeedForward.__call__
@@ -174,6 +174,15 @@ def test_debugging_shows_real_values_stops_at_breakpoints_and_takes_the_same_ste
     jitted = dataclasses.replace(debugged, debug=False, directory=debugged.directory + "-jit")
     compiled = fit(jitted, say=lambda line: None, devices=jax.devices()[:1])
     assert result.evaluation["loss"] == pytest.approx(compiled.evaluation["loss"], rel=1e-5)
+
+
+@pytest.mark.full
+def test_debugging_takes_a_step_of_an_optimizer_in_8_bits(debugged):
+    """A NaN that stands for what is broken is none while nothing is."""
+    optimizer = AdamW(schedule=Schedule(peak=1e-3, decay="constant"), moments="int8")
+    wide = dataclasses.replace(debugged.task, model=dataclasses.replace(debugged.task.model, ffn=256))
+    result = fit(dataclasses.replace(debugged, task=wide, optimizer=optimizer), say=lambda line: None)
+    assert math.isfinite(result.evaluation["loss"])
 
 
 def test_debugging_raises_at_a_nan_and_names_the_layer(debugged, monkeypatch):

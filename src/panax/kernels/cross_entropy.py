@@ -23,6 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from panax.core.layout.target import Target
+from panax.core.params.scopes import nan_for
 from panax.kernels.attention.mask import MASKED
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.varying_axes import vary_alike, vary_like
@@ -301,7 +302,8 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, settings: Cro
     # A target outside the vocabulary has no logit. Its loss is NaN if unmasked, so that the update is
     # skipped.
     names_word = (target >= 0) & (target < vocab_size)
-    target_logit = jnp.where(names_word, target_logit, jnp.where(weight == 0, 0.0, jnp.nan))
+    nan = nan_for(lambda: ~names_word & (weight != 0))
+    target_logit = jnp.where(names_word, target_logit, jnp.where(weight == 0, 0.0, nan))
     loss = logsumexp - (1.0 - smoothing) * target_logit
     if smoothing:
         real_logits = logits if real is None else jnp.where(real, logits, 0.0)

@@ -6,7 +6,8 @@ traceback.
 """
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 import jax
@@ -44,6 +45,20 @@ def is_debugging() -> bool:
     `if panax.is_debugging(): print(float(x.mean()))`.
     """
     return _debugging.get()
+
+
+def nan_for(broken: Callable[[], jax.Array]) -> float:
+    """Return the NaN that marks elements as broken; 0 where NaNs are looked for (`--debug`) and no element is.
+
+    There any NaN raises an error, and so would a constant that no element takes.
+
+    Args:
+        broken: Returns True for each broken element; called only where NaNs are looked for.
+    """
+    if not jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
+        return math.nan
+    mask = broken()
+    return math.nan if isinstance(mask, jax.core.Tracer) or mask.any() else 0.0
 
 
 @contextlib.contextmanager

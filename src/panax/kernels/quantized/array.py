@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, UInt32
 
+from panax.core.params.scopes import nan_for
+
 from .formats import Format
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -102,7 +104,7 @@ def quantize(
     scale = format.compute_scale(split, dims)
     # Checked for each value: a compiled maximum may ignore NaN.
     finite = jnp.all(jnp.isfinite(split), dims, keepdims=True) & jnp.isfinite(scale)
-    scale = jnp.where(finite, jnp.where(scale >= TINY, scale, 0.0), jnp.nan)
+    scale = jnp.where(finite, jnp.where(scale >= TINY, scale, 0.0), nan_for(lambda: ~finite))
     # Blocks without a scale have codes of zeros, not the result of casting NaN.
     fits = scale > 0
     scaled = jnp.where(fits, split / jnp.where(fits, scale, 1.0), 0.0)

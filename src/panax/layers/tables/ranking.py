@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from ...core import Mean, current_layout
 from ...core.measures import Metrics
+from ...core.params.scopes import nan_for
 from ...spmd import gather_weight
 from ...spmd.collectives import all_reduce, axis_index
 
@@ -68,7 +69,7 @@ def target_ranks(
         higher = (counted[None] & (scores > target_scores[:, None])).sum(axis=1)
         equal = (counted[None] & (scores == target_scores[:, None])).sum(axis=1)
         finite = (~counted[None] | jnp.isfinite(scores)).all(axis=1)
-        higher = jnp.where(finite, higher.astype(jnp.float32), jnp.nan)
+        higher = jnp.where(finite, higher.astype(jnp.float32), nan_for(lambda: ~finite))
         return (counts[0] + higher, counts[1] + equal.astype(jnp.float32)), None
 
     (higher, equal), _ = jax.lax.scan(compared, (zeros, zeros), starts)
