@@ -178,7 +178,7 @@ def test_debugging_shows_real_values_stops_at_breakpoints_and_takes_the_same_ste
 
 @pytest.mark.full
 def test_debugging_takes_a_step_of_an_optimizer_in_8_bits(debugged):
-    """A NaN that stands for what is broken is none while nothing is."""
+    """The constant that marks broken elements raises only if one is broken."""
     optimizer = AdamW(schedule=Schedule(peak=1e-3, decay="constant"), moments="int8")
     wide = dataclasses.replace(debugged.task, model=dataclasses.replace(debugged.task.model, ffn=256))
     result = fit(dataclasses.replace(debugged, task=wide, optimizer=optimizer), say=lambda line: None)
