@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from panax.checkpoint import open_checkpoint
-from panax.cli.commands.islands import MEETING_FOLDER, launch_islands
+from panax.cli.commands.islands import OUTER_SYNC_FOLDER, launch_islands
 from panax.cli.main import main
 from panax.core.errors import LaunchError
 
@@ -83,13 +83,11 @@ def test_a_killed_island_comes_back_and_the_other_never_stops(tmp_path):
         job.kill()
     said = log.read_text()
     assert [status(island)["restarts"] for island in islands] == [0, 1]
-    assert (
-        "island 1 was not at meeting" in said and "island 1 is back at meeting" in said and "joins them at step" in said
-    )
+    assert "island 1 was not in round" in said and "island 1 is back in round" in said and "joins them at step" in said
     ends = [open_checkpoint(str(island / "checkpoints" / f"step_{STEPS:08d}")) for island in islands]
     names = [name for name in ends[0].manifest.arrays if name.startswith("params.")]
     assert names and all(np.array_equal(ends[0].read(name), ends[1].read(name)) for name in names)
-    assert (tmp_path / "run" / MEETING_FOLDER / "place.json").is_file()
+    assert (tmp_path / "run" / OUTER_SYNC_FOLDER / "place.json").is_file()
 
 
 @pytest.mark.parametrize(

@@ -125,10 +125,10 @@ def test_fragments_are_layers_in_turn_and_arrays_by_size():
 
 def test_every_fragment_has_its_turn_once():
     comms = Comms(local_steps=10, fragments=4, overlap_steps=2)
-    meetings = {number: outer_sync_after(number, 1000, comms) for number in range(1, 41)}
+    syncs = {number: outer_sync_after(number, 1000, comms) for number in range(1, 41)}
     for part in range(4):
-        sends = [number for number, one in meetings.items() if one and part in one.sent_fragments]
-        takes = [number for number, one in meetings.items() if one and part in one.received_fragments]
+        sends = [number for number, one in syncs.items() if one and part in one.sent_fragments]
+        takes = [number for number, one in syncs.items() if one and part in one.received_fragments]
         assert [b - a for a, b in itertools.pairwise(sends)] == [10] * (len(sends) - 1)
         assert takes == [number + 2 for number in sends if number + 2 <= 40]
     assert outer_sync_after(1000, 1000, comms) == OuterSync((0, 1, 2, 3), (0, 1, 2, 3), is_full=True)

@@ -110,15 +110,15 @@ class Checkpoint:
         jobs = []
         numbers = dict.fromkeys(targets, 0)
         for chunk in entry.chunks:
-            meeting = {}
+            overlapping = {}
             for box in targets:
                 overlap = box.overlap(chunk.box)
                 if overlap is not None:
                     if wanted(box, numbers[box]):
-                        meeting[box] = overlap
+                        overlapping[box] = overlap
                     numbers[box] += 1
-            if meeting:
-                jobs.append(readers.submit(self._fill_from, name, entry, chunk, meeting, targets))
+            if overlapping:
+                jobs.append(readers.submit(self._fill_from, name, entry, chunk, overlapping, targets))
         return jobs
 
     def _fill_from(
@@ -126,20 +126,20 @@ class Checkpoint:
         name: str,
         entry: ArrayEntry,
         chunk: Chunk,
-        meeting: Mapping[ArraySlice, ArraySlice],
+        overlapping: Mapping[ArraySlice, ArraySlice],
         targets: Mapping[ArraySlice, np.ndarray],
     ) -> None:
-        first, part = next(iter(meeting.items()))
+        first, part = next(iter(overlapping.items()))
         if part == chunk.box and chunk.box.contiguous_in(first):
             # The chunk has the same layout in the target as in the file: no extra memory.
             values = targets[first][(*chunk.box.relative_slices(first), ...)]
-            rest = [box for box in meeting if box != first]
+            rest = [box for box in overlapping if box != first]
         else:
             values = allocate_aligned(chunk.box.shape, numpy_dtype(entry.dtype))
-            rest = list(meeting)
+            rest = list(overlapping)
         self._read_checked(chunk.file, chunk.offset, _bytes_of(values), chunk.checksum, name)
         for box in rest:
-            targets[box][meeting[box].relative_slices(box)] = values[meeting[box].relative_slices(chunk.box)]
+            targets[box][overlapping[box].relative_slices(box)] = values[overlapping[box].relative_slices(chunk.box)]
 
     def _read_checked(self, file: str, offset: int, target: memoryview, expected: str, name: str) -> None:
         for _ in range(_READS):

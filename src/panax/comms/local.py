@@ -98,13 +98,13 @@ def replica_axes(tree: Any, axes: Any) -> Any:
 
 
 def sync_replicas(
-    state: OuterState, step: jax.Array, meeting: OuterSync, *, comms: Comms, axes: Any, trainable: Any, layout: Layout
+    state: OuterState, step: jax.Array, sync: OuterSync, *, comms: Comms, axes: Any, trainable: Any, layout: Layout
 ) -> OuterState:
     """Take an outer step of some fragments, and update the replicas that adopt results.
 
     Args:
         step: Step number, the seed of stochastic rounding.
-        meeting: Which fragments to send and to adopt.
+        sync: Which fragments to send and to adopt.
         axes: Logical axes at each leaf, with the structure of the parameters.
         trainable: Tree of bools with the structure of the parameters.
     """
@@ -118,9 +118,9 @@ def sync_replicas(
     # `sent` and `received` list (parameter name, layers); `keeps` is the weight of a replica's own parameters
     # in the mix.
     fragments = assign_fragments(named, layout, comms.fragments)
-    sent = [(name, piece) for fragment in meeting.sent_fragments for name, piece in fragments[fragment].items()]
-    received = [(name, piece) for fragment in meeting.received_fragments for name, piece in fragments[fragment].items()]
-    keeps = 0.0 if meeting.is_full or not comms.overlap_steps else comms.mixing
+    sent = [(name, piece) for fragment in sync.sent_fragments for name, piece in fragments[fragment].items()]
+    received = [(name, piece) for fragment in sync.received_fragments for name, piece in fragments[fragment].items()]
+    keeps = 0.0 if sync.is_full or not comms.overlap_steps else comms.mixing
 
     def summed(
         terms: dict[str, jax.Array], owed: dict[str, jax.Array] | None, step: jax.Array
@@ -146,7 +146,7 @@ def sync_replicas(
         after, apart, moved = dict(params), dict(replica_params), dict(momentum)
         left = None if owed is None else dict(owed)
         # One fragment at a time, since an array's layers may belong to several fragments.
-        for fragment in meeting.sent_fragments:
+        for fragment in sync.sent_fragments:
             pieces = fragments[fragment]
             terms = {
                 name: assert_sharding(

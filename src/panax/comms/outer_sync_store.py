@@ -147,7 +147,7 @@ class OuterSyncStore:
                 )
         if fresh and self.latest_round() > 0:
             raise CheckpointError(
-                f"{self._store.url} holds {self.latest_round()} meetings of an earlier start of this run; remove it, or set "
+                f"{self._store.url} holds {self.latest_round()} rounds of an earlier start of this run; remove it, or set "
                 f"comms.islands.store to another location, to start over"
             )
 

@@ -94,30 +94,30 @@ def chunk_pairs(ring: Ring, shift: int | Array) -> list[ChunkPair]:
     shifts = (shift,) if isinstance(shift, int) else active_shifts(n, ring.chunk, mask, order)
     distances: dict[int, set[int]] = {}
     for each in shifts:
-        for number, of_meeting in _pieces_at(n, ring.chunk, mask, order, each).items():
-            distances.setdefault(number, set()).update(of_meeting)
+        for number, of_pair in _pieces_at(n, ring.chunk, mask, order, each).items():
+            distances.setdefault(number, set()).update(of_pair)
     here = lax.axis_index(name)
-    meetings = _meetings(here, (here - shift) % n, n, order, causal=mask.causal, at_home=shifts == (0,))
-    return [ChunkPair(*meetings[number], tuple(sorted(of_meeting))) for number, of_meeting in sorted(distances.items())]
+    pairs = _chunk_pairs(here, (here - shift) % n, n, order, causal=mask.causal, at_home=shifts == (0,))
+    return [ChunkPair(*pairs[number], tuple(sorted(of_pair))) for number, of_pair in sorted(distances.items())]
 
 
 def _pieces_at(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder, shift: int) -> dict[int, set[int]]:
-    """Return the distances of each of the `_meetings` at a shift, without meetings at which no device sees
+    """Return the distances of each of the `_chunk_pairs` at a shift, without pairs of which no device sees
     anything."""
     distances: dict[int, set[int]] = {}
     for here in range(axis_size):
         there = (here - shift) % axis_size
-        meetings = _meetings(here, there, axis_size, order, causal=mask.causal, at_home=shift == 0)
-        for number, (_, _, distance) in enumerate(meetings):
+        pairs = _chunk_pairs(here, there, axis_size, order, causal=mask.causal, at_home=shift == 0)
+        for number, (_, _, distance) in enumerate(pairs):
             distances.setdefault(number, set()).add(distance)
     return {
-        number: of_meeting
-        for number, of_meeting in distances.items()
-        if any(_mask_at(distance, chunk, mask) is not None for distance in of_meeting)
+        number: of_pair
+        for number, of_pair in distances.items()
+        if any(_mask_at(distance, chunk, mask) is not None for distance in of_pair)
     }
 
 
-def _meetings(here, there, n: int, order: RowOrder, *, causal: bool, at_home: bool) -> list[tuple[Any, Any, Any]]:
+def _chunk_pairs(here, there, n: int, order: RowOrder, *, causal: bool, at_home: bool) -> list[tuple[Any, Any, Any]]:
     """Return (query chunk, key chunk, distance) for devices `here` and `there`, which may be traced."""
     if order == "contiguous":
         return [(0, 0, here - there)]

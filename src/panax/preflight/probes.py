@@ -74,7 +74,7 @@ class AxisUse:
 
 
 def axis_uses(mesh: Mesh, profile: HardwareProfile | None) -> list[AxisUse]:
-    """Return the measurement of each axis that crosses processes, of the kind that a profile knows best."""
+    """Return, for each axis that crosses processes, the collective to measure: the first usual kind that the profile has."""
     sent = SENT_BYTES.get(mesh.devices.flat[0].platform, _SENT_ELSEWHERE)
     uses = []
     for axis in axes_across_processes(mesh):

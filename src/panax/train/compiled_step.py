@@ -255,9 +255,9 @@ class CompiledStep:
                 state = dataclasses.replace(state, optimizer_state=self.renewal(state.optimizer_state))
             taken_over = self.program.adopt_renewed(before + 1, state.optimizer_state)
             state = dataclasses.replace(state, optimizer_state=taken_over)
-            meeting = self.program.outer_sync_after(before + 1)
-            if meeting is not None:
-                state = self.compile_outer_sync(meeting)(state)
+            sync = self.program.outer_sync_after(before + 1)
+            if sync is not None:
+                state = self.compile_outer_sync(sync)(state)
                 self._count = before + 1, state.step
         return state, scalars
 
@@ -285,21 +285,21 @@ class CompiledStep:
             self.compile_seconds += time.perf_counter() - start
         return self._renewal
 
-    def compile_outer_sync(self, meeting: OuterSync) -> Any:
+    def compile_outer_sync(self, sync: OuterSync) -> Any:
         """Return the compiled program that synchronizes replicas with local steps; the state is donated to
         it.
 
         Raises:
             TrainingError: Replicas take no local steps.
         """
-        if meeting not in self._agreements:
+        if sync not in self._agreements:
             start = time.perf_counter()
             with self.placement.activate():
-                self._agreements[meeting] = self.trace_outer_sync(meeting).lower().compile()
+                self._agreements[sync] = self.trace_outer_sync(sync).lower().compile()
             self.compile_seconds += time.perf_counter() - start
-        return self._agreements[meeting]
+        return self._agreements[sync]
 
-    def trace_outer_sync(self, meeting: OuterSync | None = None) -> Any:
+    def trace_outer_sync(self, sync: OuterSync | None = None) -> Any:
         """Trace the program of `compile_outer_sync`; by default for the last synchronization, in which replicas agree
         on all parameters.
 
@@ -308,10 +308,8 @@ class CompiledStep:
         """
         if self.program.abstract.replicas is None:
             raise TrainingError("replicas take no local steps, so they have nothing to agree on; set comms.local_steps")
-        meeting = meeting or self.program.final_outer_sync
-        agree = jax.jit(
-            partial(self.program.sync_replicas, meeting=meeting), donate_argnums=0, out_shardings=self.shardings
-        )
+        sync = sync or self.program.final_outer_sync
+        agree = jax.jit(partial(self.program.sync_replicas, sync=sync), donate_argnums=0, out_shardings=self.shardings)
         with self.placement.activate():
             return self._checked_program(agree.trace(self._abstract_state()))
 

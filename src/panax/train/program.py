@@ -247,9 +247,9 @@ class Program:
         """The synchronization after the last step, in which replicas agree on all parameters."""
         return final_outer_sync(self.comms)
 
-    def sync_replicas(self, state: TrainState, meeting: OuterSync) -> TrainState:
+    def sync_replicas(self, state: TrainState, sync: OuterSync) -> TrainState:
         """Return the state for the next step, after a step followed by this synchronization."""
-        return average_params(self, state, meeting)
+        return average_params(self, state, sync)
 
     def renewal_due(self, number: int) -> bool:
         """Return True if the optimizer renews part of its state after step `number`, counted from 1."""

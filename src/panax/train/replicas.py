@@ -150,14 +150,14 @@ def take_local_step(
     return after, merge_replica_metrics(scalars) | collect_scalars(measures["losses"], measures["metrics"]) | total
 
 
-def average_params(program: "Program", state: TrainState, meeting: OuterSync) -> TrainState:
+def average_params(program: "Program", state: TrainState, sync: OuterSync) -> TrainState:
     """Synchronize the replicas, and return the resulting state."""
     layout = current_layout()
     assert layout is not None and state.replicas is not None
     update = sync_replicas(
         OuterState(state.params, state.replicas, state.owed),
         state.step,
-        meeting,
+        sync,
         comms=program.comms,
         axes=program.axes.params,
         trainable=program.trainable,

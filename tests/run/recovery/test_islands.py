@@ -24,7 +24,7 @@ STEPS, LOCAL, COUNT = 8, 2, 2
 
 
 def experiment(folder, index=0, count=COUNT, *, hooks=(), **comms):
-    place = str(folder / "meeting")
+    place = str(folder / "outer_sync")
     settings = {"wait_seconds": 60.0, "start_seconds": 300.0} | {
         k: comms.pop(k) for k in ("wait_seconds",) if k in comms
     }
@@ -105,15 +105,15 @@ def test_islands_train_like_replicas_of_one_mesh(undisturbed, tmp_path):
 
 def test_they_agree_bit_by_bit_and_say_nothing_where_all_is_well(undisturbed):
     folder, _, said = undisturbed
-    for meeting in range(1, STEPS // LOCAL + 1):
-        first, second = (params_of(folder, index, meeting * LOCAL) for index in range(COUNT))
+    for number in range(1, STEPS // LOCAL + 1):
+        first, second = (params_of(folder, index, number * LOCAL) for index in range(COUNT))
         assert all((first[name] == second[name]).all() for name in first)
-        apart = (params_of(folder, index, meeting * LOCAL - 1) for index in range(COUNT))
+        apart = (params_of(folder, index, number * LOCAL - 1) for index in range(COUNT))
         assert any((one != other).any() for one, other in zip(*(each.values() for each in apart)))
     assert any(line.startswith("comms          island 1 of 2: they meet after every 2 steps") for line in said[1])
-    assert not any("was not at meeting" in line for line in said[0] + said[1])
+    assert not any("was not in round" in line for line in said[0] + said[1])
     # Older rounds than those that somebody may still need are gone.
-    assert sorted(each.name for each in (folder / "meeting").glob("round_*")) == [
+    assert sorted(each.name for each in (folder / "outer_sync").glob("round_*")) == [
         "round_00000002",
         "round_00000003",
         "round_00000004",
@@ -127,7 +127,7 @@ def test_one_that_dies_stops_no_other_and_joins_again(undisturbed, tmp_path):
     )
     assert isinstance(lost, HookError) and uninterrupted.step == STEPS
     [line] = [line for line in said[0] if "was not at" in line]
-    assert line.startswith("island 1 was not at meeting 2, after step 4; the others waited 2")
+    assert line.startswith("island 1 was not in round 2, after step 4; the others waited 2")
     # Once is enough: those that were away are not waited for.
     # It comes too late to train, and ends with what was agreed.
     (again,), (told,) = trained(experiment(tmp_path, 1, wait_seconds=2.0))
@@ -144,11 +144,11 @@ def test_one_that_dies_stops_no_other_and_joins_again(undisturbed, tmp_path):
 @pytest.mark.slow
 def test_one_that_comes_back_in_time_trains_with_the_others(tmp_path):
     class Waits(Hook):
-        """Until the other one has come back, so that there is a meeting for it."""
+        """Until the other one has come back, so that there is a round for it."""
 
         def after_step(self, run):
             if run.step == 5:
-                joins = tmp_path / "meeting" / "joining" / "island_1.json"
+                joins = tmp_path / "outer_sync" / "joining" / "island_1.json"
                 for _ in range(300):
                     if joins.exists():
                         return
@@ -164,7 +164,7 @@ def test_one_that_comes_back_in_time_trains_with_the_others(tmp_path):
     def lives_twice():
         with pytest.raises(HookError):
             panax.fit(dies, devices=jax.devices()[2:4], quiet=True)
-        place = tmp_path / "meeting" / "round_00000002" / "members.json"
+        place = tmp_path / "outer_sync" / "round_00000002" / "members.json"
         while not place.exists():
             threading.Event().wait(0.1)
         ends.append(panax.fit(back, devices=jax.devices()[2:4], say=told.append))
@@ -176,7 +176,7 @@ def test_one_that_comes_back_in_time_trains_with_the_others(tmp_path):
     thread.join()
     assert not isinstance(stayed, BaseException) and stayed.step == ends[0].step == STEPS
     assert any("the others have met 2 times" in line and "joins them at step 4" in line for line in told)
-    assert any("island 1 is back at meeting 3" in line or "island 1 is back at meeting 4" in line for line in said)
+    assert any("island 1 is back in round 3" in line or "island 1 is back in round 4" in line for line in said)
     first, second = (params_of(tmp_path, index, STEPS) for index in range(COUNT))
     assert all((first[name] == second[name]).all() for name in first)
 
@@ -184,7 +184,7 @@ def test_one_that_comes_back_in_time_trains_with_the_others(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["NaN", "a header that is a list"])
 def test_one_that_writes_what_can_not_be_used_is_left_out_and_taken_back(how, tmp_path):
-    place, stop = tmp_path / "meeting", threading.Event()
+    place, stop = tmp_path / "outer_sync", threading.Event()
 
     def pretends():
         """Writes what island 0 writes, but once."""
@@ -212,9 +212,9 @@ def test_one_that_writes_what_can_not_be_used_is_left_out_and_taken_back(how, tm
         stop.set()
         partner.join()
     assert result.step == STEPS
-    told = [line for line in said if "is dropped from meeting" in line]
-    assert [line.partition(":")[0] for line in told] == ["island 1 is dropped from meeting 2, after step 4"]
-    assert any(line.startswith("island 1 is back at meeting 3") for line in said)
+    told = [line for line in said if "is dropped from round" in line]
+    assert [line.partition(":")[0] for line in told] == ["island 1 is dropped from round 2, after step 4"]
+    assert any(line.startswith("island 1 is back in round 3") for line in said)
     assert all(np.isfinite(x).all() for x in params_of(tmp_path, 0, STEPS).values())
 
 
@@ -277,18 +277,18 @@ def test_islands_without_sense_are_refused(settings, message):
 
 def test_the_place_of_another_run_and_an_old_start_are_refused(undisturbed, tmp_path):
     folder, *_ = undisturbed
-    place = str(folder / "meeting")
+    place = str(folder / "outer_sync")
     there = Islands(count=COUNT, index=0, store=place)
     other = dataclasses.replace(experiment(tmp_path), seed=1, comms=Comms(local_steps=LOCAL, islands=there))
     with pytest.raises(CheckpointError, match="is where another run's islands meet"):
         panax.fit(other, devices=jax.devices()[:2], quiet=True)
     fresh = dataclasses.replace(experiment(tmp_path / "fresh"), comms=Comms(local_steps=LOCAL, islands=there))
-    with pytest.raises(CheckpointError, match="holds 4 meetings of an earlier start of this run"):
+    with pytest.raises(CheckpointError, match="holds 4 rounds of an earlier start of this run"):
         panax.fit(fresh, devices=jax.devices()[:2], quiet=True, fresh=True)
     # A checkpoint that has met others oftener than its place knows of.
-    (folder / "meeting").rename(folder / "elsewhere")
+    (folder / "outer_sync").rename(folder / "elsewhere")
     moved = dataclasses.replace(experiment(folder), num_steps=STEPS + 1)
-    with pytest.raises(CheckpointError, match=r"has been at 4 meetings, and .* records only 0"):
+    with pytest.raises(CheckpointError, match=r"has been in 4 rounds, and .* records only 0"):
         panax.fit(moved, devices=jax.devices()[:2], quiet=True, accept_changes=True)
 
 

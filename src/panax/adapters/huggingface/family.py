@@ -34,7 +34,7 @@ ReadFn = Callable[[Mapping[str, Any], RefuseFn], dict[str, Any]]
 """(config.json, refuse) to fields of a configuration."""
 
 WriteFn = Callable[[Any], WrittenConfig]
-"""A configuration of the family's own class to keys of config.json, and to the problems that it can't express."""
+"""Writes keys of config.json from a configuration of the family's own class, with the reasons if they can't express it."""
 
 _COMPUTED = {"kv_heads", "head_dim", "query_scale", "windows", "rotary", "rotaries", "feed_forward", "latent"}
 """Fields with a mapping of their own, or that follow from others."""

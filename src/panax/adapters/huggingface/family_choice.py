@@ -145,7 +145,7 @@ def _reads_as(family: Family, raw: Mapping[str, Any], config: DecoderConfig) -> 
 
 
 def _written(family: Family, config: DecoderConfig) -> tuple[dict[str, Any], list[str]]:
-    """Return the family's config.json, and the problems that it can't express."""
+    """Return the family's config.json, and why it can't express the model, a line for each reason."""
     fields = resolve_defaults(config)
     raw: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     derived = {

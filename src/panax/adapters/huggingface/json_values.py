@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 WrittenConfig = tuple[dict[str, Any], list[str]]
-"""A part of config.json, and the problems that it can't express."""
+"""A part of config.json, and why it can't express the model, a line for each reason."""
 
 RefuseFn = Callable[[str, str], NoReturn]
 """Function that raises an error about a key, with the reason."""

@@ -14,7 +14,7 @@ from typing import IO
 from ...core.errors import LaunchError
 from ...system.outlet import Outlet
 
-MEETING_FOLDER = "meeting"
+OUTER_SYNC_FOLDER = "outer_sync"
 LINE_CHARACTERS, LAST_WORDS_SECONDS = 1 << 16, 5.0
 _OWN = ("--comms.islands.count", "--comms.islands.index")
 
@@ -42,7 +42,7 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
     if conflicts:
         raise LaunchError(f"{conflicts[0]} is set by --islands for each island; remove it")
     if "--fresh" in flags and only is None:
-        _set_aside(folder / MEETING_FOLDER)
+        _set_aside(folder / OUTER_SYNC_FOLDER)
     indices = range(count) if only is None else [only]
     jobs = {index: _start(recipe, island_flags(flags, folder, count, index)) for index in indices}
     outlet, errors = Outlet(sys.stdout), Outlet(sys.stderr)
@@ -80,7 +80,7 @@ def island_flags(flags: Sequence[str], folder: Path, count: int, index: int) -> 
     """Return the flags of one island's job, from those of all."""
     own = ["--comms.islands.count", str(count), "--comms.islands.index", str(index)]
     if not any(flag.partition("=")[0] == "--comms.islands.store" for flag in flags):
-        own += ["--comms.islands.store", str(folder / MEETING_FOLDER)]
+        own += ["--comms.islands.store", str(folder / OUTER_SYNC_FOLDER)]
     return [*without_directory(flags), *own, "--directory", str(folder / f"island_{index}")]
 
 

@@ -34,7 +34,7 @@ STAGES = {
 }
 FLEET = {
     "failures-per-device-day": f"failures of a device in a day ({FAILURES_PER_DEVICE_DAY:g}: Llama 3's)",
-    "devices-per-host": "a failure takes all of a host's away (8)",
+    "devices-per-host": "devices that a failure of a host takes away (8)",
     "days": "how long the run lasts (30)",
     "planned-stops-per-day": "stops that save first (0)",
     "planned-stop": "such a stop (teardown to first step)",

@@ -24,7 +24,7 @@ STACKS_VARIABLE = "PANAX_STACKS"
 """Variable with the file to which SIGQUIT writes the stacks of all threads."""
 
 ORPHANED_EXIT_CODE = 137
-"""Exit code of a worker with an agent that is gone: as if killed."""
+"""Exit code of a worker that has lost its agent: that of a killed process."""
 
 _PR_SET_PDEATHSIG = 1
 

@@ -161,13 +161,13 @@ def number(facts: Facts, name: str) -> float | int | None:
 
 
 def text(facts: Facts, name: str) -> str:
-    """Return a text of a file; empty if there is none."""
+    """Return the text under a key; an empty one if there is none."""
     value = facts.get(name)
     return value if isinstance(value, str) else ""
 
 
 def mapping(facts: Facts, name: str) -> Facts:
-    """Return an object of a file; empty if there is none."""
+    """Return the object under a key; an empty one if there is none."""
     value = facts.get(name)
     return value if isinstance(value, Mapping) else {}
 

@@ -17,7 +17,7 @@ _ELEMENTWISE = """
 _REDUCTIONS = "reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin"
 
 SAME_MEMORY = ALIASES | frozenset(_SAME.split())
-"""Operations with a result that is their operand, at most in another order."""
+"""Operations that return their operand's memory, with another shape or order at most."""
 
 FUSED, REDUCED = frozenset(_ELEMENTWISE.split()), frozenset(_REDUCTIONS.split())
 IN_PLACE_OPS = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})

@@ -64,17 +64,17 @@ def walk_renewal(step: CompiledStep) -> StepCost | None:
     return _cost(step.trace_renewal(), step.shardings.optimizer_state, step.placement.sizes, start)
 
 
-def walk_agreement(step: CompiledStep, meeting: OuterSync | None = None) -> StepCost | None:
+def walk_agreement(step: CompiledStep, sync: OuterSync | None = None) -> StepCost | None:
     """Compute the cost of the program that synchronizes replicas after local steps; None if there are no
     local steps.
 
     Args:
-        meeting: The synchronization; None for one of all replicas and all parameters.
+        sync: The synchronization; None for one of all replicas and all parameters.
     """
     if step.program.abstract.replicas is None:
         return None
     start = time.perf_counter()
-    return _cost(step.trace_outer_sync(meeting), step.shardings, step.placement.sizes, start)
+    return _cost(step.trace_outer_sync(sync), step.shardings, step.placement.sizes, start)
 
 
 def _cost(traced: Any, placed: Any, mesh: Mapping[str, int], start: float) -> StepCost:

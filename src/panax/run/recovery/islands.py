@@ -27,7 +27,7 @@ from ..preparation import PreparedRun
 from ..start import RunStart
 
 PUBLISH_SECONDS = 20.0
-"""Time for a member to publish the result of a meeting, if it can't be computed from the members' updates."""
+"""Time for a member to publish the result of a round, if it can't be computed from the members' updates."""
 
 
 class Island:
@@ -46,7 +46,7 @@ class Island:
 
         Raises:
             RecipeError: The run can't be an island.
-            CheckpointError: The meeting place is that of another run.
+            CheckpointError: The store is that of another run.
         """
         experiment = prepared.experiment
         _check(prepared)
@@ -67,15 +67,15 @@ class Island:
         meanwhile.
 
         Raises:
-            CheckpointError: The checkpoint has been at more meetings than the meeting place has records of,
+            CheckpointError: The checkpoint has been in more rounds than the store has records of,
                 or islands begin from different parameters.
         """
         self._round, newest = self._rounds(start.step), self._place.latest_round()
         if self._round > newest:
             raise CheckpointError(
-                f"the checkpoint of step {start.step} has been at {self._round} meetings, and {self._islands.store} records only "
+                f"the checkpoint of step {start.step} has been in {self._round} rounds, and {self._islands.store} records only "
                 f"{newest}; "
-                "give the location of the earlier meetings as comms.islands.store, or start over with --fresh and "
+                "give the location of the earlier rounds as comms.islands.store, or start over with --fresh and "
                 "another location"
             )
         if newest > self._round:
@@ -101,7 +101,7 @@ class Island:
         """Return the state after a step, after which islands may meet.
 
         Raises:
-            StoreError: The meeting place can't be read or written, after all retries.
+            StoreError: The store can't be read or written, after all retries.
         """
         if step % self._comms.local_steps and step != self._prepared.experiment.num_steps:
             return state
@@ -122,7 +122,7 @@ class Island:
                 return state
             agreed = self._computed(number, decided, self._agreed, base)
             if agreed is None:
-                self._say(f"this island adopts the result of meeting {number}")
+                self._say(f"this island adopts the result of round {number}")
                 agreed = self._found(number, local_params)
             elif self._islands.index == decided.by:
                 self._place.publish(number, agreed.to_arrays())
@@ -189,7 +189,7 @@ class Island:
         )
 
     def _rounds(self, step: int) -> int:
-        """Return the number of meetings up to the end of a step; that after the last step may come early."""
+        """Return the number of outer synchronizations up to the end of a step; the last one may come early."""
         whole, rest = divmod(step, self._comms.local_steps)
         return whole + (1 if rest and step == self._prepared.experiment.num_steps else 0)
 
@@ -222,7 +222,7 @@ class Island:
                 for member in decided.members
             ]
         except (ObjectNotFoundError, KeyError, ValueError) as error:
-            self._say(f"what islands wrote for meeting {number} can't be read any more: {error}")
+            self._say(f"what islands wrote for round {number} can't be read any more: {error}")
             return None
         return before.apply_outer_step(average_updates(moved), self._comms)
 
@@ -239,7 +239,7 @@ class Island:
                 return group_update
             if time.monotonic() > until:
                 raise CheckpointError(
-                    f"{self._islands.store} lacks the parameters agreed on at meeting {number}, and some of the updates "
+                    f"{self._islands.store} lacks the parameters agreed on in round {number}, and some of the updates "
                     f"for it ({why}); start over with --fresh and another comms.islands.store"
                 )
             heartbeat().report_alive()
@@ -254,16 +254,16 @@ class Island:
             return None, f"it is damaged, or of another model: {error}"
 
     def _tell(self, number: int, step: int, decided: OuterRound, seconds: float) -> None:
-        """Report which islands have left or joined since the last meeting, and which were excluded now."""
+        """Report which islands have left or joined since the last round, and which were excluded now."""
         present = frozenset(member.index for member in decided.members)
         for index, why in sorted(decided.left_out.items()):
-            self._say(f"island {index} is dropped from meeting {number}, after step {step}: {why}")
+            self._say(f"island {index} is dropped from round {number}, after step {step}: {why}")
         for index in sorted(self._members - present - decided.left_out.keys()):
             self._say(
-                f"island {index} was not at meeting {number}, after step {step}; the others waited {seconds:.1f} s and continue"
+                f"island {index} was not in round {number}, after step {step}; the others waited {seconds:.1f} s and continue"
             )
         for index in sorted(present - self._members):
-            self._say(f"island {index} is back at meeting {number}, after step {step}")
+            self._say(f"island {index} is back in round {number}, after step {step}")
         self._members = present
 
 
@@ -301,7 +301,7 @@ def _check(prepared: PreparedRun) -> None:
     for is_set, what in (
         (jax.process_count() > 1, "an island is one process with all its devices; start it as one"),
         (program.has_average, "each island would average its parameters separately; set step.ema_decay to None"),
-        (experiment.rollback.after > 0, "going back would undo a meeting; set rollback.after=0"),
+        (experiment.rollback.after > 0, "going back would undo a round; set rollback.after=0"),
         (bool(experiment.batch_ramp.parts), "a ramp gives batches that islands can't share; remove batch_ramp"),
         (experiment.debug, "debug runs alone; remove comms.islands"),
         (

@@ -237,7 +237,7 @@ class FrozenIterator:
         )
 
     def send(self, value: Any) -> Any:
-        """Refuse like `next`, for a generator."""
+        """Refuse, as `next` does."""
         return self.__next__()
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,5 @@
-"""A meeting place believes no island: what is torn, damaged, not finite, of another model or far too large is left out."""
+"""The store of outer synchronizations trusts no island: updates that are torn, damaged, not finite, of another model or far too
+large are left out."""
 
 import json
 
