@@ -18,8 +18,7 @@ MIN_IDLE_SHARE = 0.2
 """Below this share of the cores, this process does nothing that another program could disturb."""
 
 NUM_CHECKS = 3
-"""Consecutive measurements after which the cores count as busy: a program that is starting or ending does not
-stay."""
+"""Consecutive busy measurements after which the cores count as busy: one alone may be a program that starts or ends."""
 
 _watching: threading.Thread | None = None
 

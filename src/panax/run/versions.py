@@ -7,7 +7,7 @@ from ..checkpoint import Checkpoint
 from .opened_data import LogFn
 
 VERSIONS = "versions"
-"""Name under which a checkpoint stores them."""
+"""Name under which a checkpoint stores the versions of libraries."""
 
 _PACKAGES = ("jax", "jaxlib")
 

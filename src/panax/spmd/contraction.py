@@ -115,10 +115,10 @@ def contract(text: str, x: Float[Array, "..."], w: Any, *, out_dtype: Any = None
     """
     if isinstance(w, CompositeWeight):
         return w.contract(text, x, out_dtype or x.dtype)
-    return contract_whole(text, x, w, out_dtype)
+    return contract_value(text, x, w, out_dtype)
 
 
-def contract_whole(text: str, x: Float[Array, "..."], w: Any, out_dtype: Any = None) -> Float[Array, "..."]:
+def contract_value(text: str, x: Float[Array, "..."], w: Any, out_dtype: Any = None) -> Float[Array, "..."]:
     """Contract an activation with the gathered value of a weight; arguments as in `contract`."""
     equation = parse_equation(text)
     opened = gather_weight(w, equation.axes[1], x.dtype)

@@ -126,7 +126,7 @@ def test_one_that_dies_stops_no_other_and_joins_again(undisturbed, tmp_path):
         experiment(tmp_path, 0, wait_seconds=2.0), experiment(tmp_path, 1, wait_seconds=2.0, hooks=(Dies(3),))
     )
     assert isinstance(lost, HookError) and uninterrupted.step == STEPS
-    [line] = [line for line in said[0] if "was not at" in line]
+    [line] = [line for line in said[0] if "was not in" in line]
     assert line.startswith("island 1 was not in round 2, after step 4; the others waited 2")
     # Once is enough: those that were away are not waited for.
     # It comes too late to train, and ends with what was agreed.

@@ -20,7 +20,7 @@ from ...core.jax_primitives import define_primitive
 from ...core.protocols import Axes
 from ...kernels.quantized import Format, QuantizedArray, quantize
 from ..collectives import gather_dims
-from ..contraction import PRODUCT, contract_whole
+from ..contraction import PRODUCT, contract_value
 from ..weights import GatherSpec
 
 
@@ -68,7 +68,7 @@ class QuantizedWeight(eqx.Module):
         """Contract an activation with the weight, of which nothing but codes and scales is kept for the backward pass."""
 
         def product(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
-            return contract_whole(text, x, jax.lax.stop_gradient(weight), out_dtype)
+            return contract_value(text, x, jax.lax.stop_gradient(weight), out_dtype)
 
         nothing = jax.checkpoint_policies.nothing_saveable
         return checkpoint_name(jax.checkpoint(product, policy=nothing)(x, self), PRODUCT)
