@@ -143,11 +143,12 @@ def test_a_decoder_s_gradients_in_float16_are_float32_s(mesh):
     results = {}
     for dtype in ("float32", "float16"):
         task = tiny.task(compute_dtype=dtype)
-        program = Program.create(task, tiny.ADAMW, num_steps=10)
+        config = StepConfig(micro_batches=mesh.get("stage", 1))
+        program = Program.create(task, tiny.ADAMW, num_steps=10, config=config)
         placement = Placement.create(MeshShape(**mesh), devices=jax.devices()[:count])
         step = CompiledStep(program, placement, tiny.AXES)
         state = step.init(0)
-        _, scalars = step(state, step.put(tiny.batch()))
+        _, scalars = step(state, step.put(tiny.batch(rows=12)))
         results[dtype] = {name: float(value) for name, value in scalars.items()}
     half, full_precision = results["float16"], results["float32"]
     assert half["loss_scale"] == 2.0**15 and half["skipped"] == 0
