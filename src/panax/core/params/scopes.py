@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 import jax
+from jax.core import Tracer
 
 _path: ContextVar[tuple[str, ...]] = ContextVar("panax_scope", default=())
 _debugging: ContextVar[bool] = ContextVar("panax_debugging", default=False)
@@ -58,7 +59,7 @@ def nan_for(broken: Callable[[], jax.Array]) -> float:
     if not jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
         return math.nan
     mask = broken()
-    return math.nan if isinstance(mask, jax.core.Tracer) or mask.any() else 0.0
+    return math.nan if isinstance(mask, Tracer) or mask.any() else 0.0
 
 
 @contextlib.contextmanager
