@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -20,12 +21,13 @@ from panax.layers import Context, Latent
 from panax.mesh import MeshShape, Placement, Rules
 from panax.models import BaseWidth, DecoderConfig, DecoderTask, LoRA, compute_logits
 from panax.optim import AdamW, Schedule
-from panax.spmd.composite.low_rank import base_weights, low_rank_mask, merge_low_rank
+from panax.spmd.composite.low_rank import base_weights, is_low_rank, low_rank_mask, merge_low_rank
 from panax.spmd.composite.quantized_weight import dequantize_weights, is_quantized
 from panax.testing import check_task
 from panax.train import CompiledStep
 
 ADAPTER = LoRA(rank=4, alpha=6.0)
+NORMED = LoRA(rank=4, alpha=6.0, dora=True)
 QUANTIZED = LoRA(rank=4, alpha=6.0, base="nf4", targets=("attention",))
 LATENT = Latent(q_rank=16, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8)
 MODELS = {
@@ -103,22 +105,76 @@ def test_gradients_are_those_of_the_sum(name: str) -> None:
 LAYOUTS = ({"fsdp": 2, "tensor": 2}, {"context": 2, "tensor": 2}, {"stage": 2, "fsdp": 2}, {"replica": 2, "expert": 2})
 
 
+def of_the_definition(params: Any) -> Any:
+    """Parameters without adapters, by the paper's formula, in which norms are constants."""
+
+    def one(node: Any) -> Any:
+        if not is_low_rank(node):
+            return node
+        outputs = node.shape[len(node.shape) - node.num_outputs :]
+        copies = node.shape[: len(node.shape) - node.num_inputs - node.num_outputs]
+        a, b, base = (
+            w.reshape(*copies, *shape)
+            for w, shape in ((node.a, (-1, 4)), (node.b, (4, -1)), (node.base, (-1, math.prod(outputs))))
+        )
+        total = base + node.gain * a @ b
+        norms = jax.lax.stop_gradient(jnp.linalg.norm(total, axis=-2, keepdims=True))
+        return (total / norms * node.magnitude.reshape(*copies, 1, -1)).reshape(node.shape)
+
+    return jax.tree.map(one, params, is_leaf=is_low_rank)
+
+
+@pytest.mark.parametrize(
+    "name", ["dense", *(pytest.param(name, marks=pytest.mark.full) for name in MODELS if name != "dense")]
+)
+def test_columns_have_norms_of_their_own(name: str) -> None:
+    """The model as it is at first; then values and gradients of the definition, merged too."""
+    task = Begun(model=MODELS[name], adapter=NORMED)
+    key = jax.random.key(0)
+    start, _ = jax.jit(DecoderTask(model=MODELS[name], adapter=NORMED).init)(key)
+    plain, state = jax.jit(DecoderTask(model=MODELS[name]).init)(key)
+    size = np.abs(logits_of(plain)).max()
+    np.testing.assert_allclose(logits_of(start), logits_of(plain), atol=2e-5 * size)
+    params, _ = jax.jit(task.init)(key)
+    expected = logits_of(of_the_definition(params))
+    assert np.abs(logits_of(plain) - expected).max() > 0.01 * size
+    np.testing.assert_allclose(logits_of(params), expected, atol=4e-5 * size)
+    np.testing.assert_allclose(logits_of(merge_low_rank(params)), expected, atol=4e-5 * size)
+    batch = {**jax.tree.map(jnp.asarray, tiny.batch(rows=2)), "row": jnp.arange(2, dtype=jnp.int32)}
+
+    def loss(params: Any) -> jax.Array:
+        return task.loss(params, state, batch, jax.random.key(0), True).losses["cross_entropy"].mean
+
+    ours = named_leaves(jax.jit(jax.grad(loss))(params))
+    theirs = named_leaves(jax.jit(jax.grad(lambda params: loss(of_the_definition(params))))(params))
+    for leaf, adapted in named_leaves(low_rank_mask(params)).items():
+        if adapted:
+            assert np.linalg.norm(ours[leaf] - theirs[leaf]) <= 1e-4 * np.linalg.norm(theirs[leaf]), leaf
+            assert theirs[leaf].any() or ".b" not in leaf, leaf
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", MODELS)
-def test_trains_like_one_device(name: str) -> None:
-    report = check_task(Begun(model=MODELS[name], adapter=ADAPTER), tiny.batch(rows=8), layouts=LAYOUTS)
+@pytest.mark.parametrize("lora", [ADAPTER, NORMED], ids=["sum", "norms"])
+def test_trains_like_one_device(name: str, lora: LoRA) -> None:
+    report = check_task(Begun(model=MODELS[name], adapter=lora), tiny.batch(rows=8), layouts=LAYOUTS)
     assert len(report.compared) == len(LAYOUTS), report.left_out
 
 
 @pytest.mark.full
-def test_trains_like_one_device_in_4_bits() -> None:
+@pytest.mark.parametrize("dora", [False, True], ids=["sum", "norms"])
+def test_trains_like_one_device_in_4_bits(dora: bool) -> None:
     layouts = (
         {"fsdp": 2, "tensor": 2},
         {"context": 2, "tensor": 2},
         {"stage": 2, "fsdp": 2},
         {"replica": 2, "tensor": 2},
     )
-    report = check_task(Begun(model=WIDE, adapter=QUANTIZED, noise=0.02), tiny.batch(rows=8), layouts=layouts)
+    report = check_task(
+        Begun(model=WIDE, adapter=dataclasses.replace(QUANTIZED, dora=dora), noise=0.02),
+        tiny.batch(rows=8),
+        layouts=layouts,
+    )
     assert len(report.compared) == len(layouts), report.left_out
 
 

@@ -63,6 +63,7 @@ register_axes(
          compute=("replica", "fsdp", "expert")),
     Axis("seed", "runs side by side that know nothing of each other", copies=True),
     Axis("rank", "rank of an adapter's correction of a weight"),
+    Axis("magnitude", "the one norm of a column of an adapted weight", in_float32=True),
     Axis("bucket", "distances that share a bias of attention"),
     # For adapted models, which do not name their axes:
     Axis("features", "dimension of a weight that is computed in parallel", compute=("tensor",), undivided=_ELECTIVE),

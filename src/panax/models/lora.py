@@ -15,7 +15,7 @@ from ..core.params.module import name_key
 from ..core.params.selection import matches_param
 from ..core.validation import Validated
 from ..kernels.quantized import NF4
-from ..spmd.composite.low_rank import RANK, LowRankWeight
+from ..spmd.composite.low_rank import RANK, LowRankWeight, column_norms
 from ..spmd.composite.quantized_weight import QuantizedWeight, quantize_weight
 
 NF4_BLOCK = 64
@@ -28,7 +28,7 @@ class LoRA(Validated):
 
     A begins random and B at zero, so that training begins from the model as it is. All other parameters are frozen too.
 
-    Source: LoRA (arXiv:2106.09685); rank-stabilized: arXiv:2312.03732.
+    Sources: LoRA (arXiv:2106.09685); rank-stabilized: arXiv:2312.03732; DoRA: arXiv:2402.09353.
 
     Attributes:
         rank: Columns of A and rows of B.
@@ -39,6 +39,7 @@ class LoRA(Validated):
         base: How the frozen matrices of the layers are kept, those without adapters too: "same" in the task's dtype, "nf4" in
             4 bits, with a scale for each 64 inputs (QLoRA, arXiv:2305.14314). A release that bitsandbytes has stored so keeps
             its bits.
+        dora: Scale each column of W + A B to a norm of its own, which is trained, beginning with that of W (DoRA).
     """
 
     rank: int = 16
@@ -46,6 +47,7 @@ class LoRA(Validated):
     rank_stabilized: bool = False
     targets: tuple[str, ...] = ()
     base: Literal["same", "nf4"] = "same"
+    dora: bool = False
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -69,7 +71,7 @@ class LoRA(Validated):
 
 
 def add_adapters(key: jax.Array, model: Any, lora: LoRA) -> Any:
-    """Return a model with adapters beside the chosen matrices of its stacks; A and B are float32.
+    """Return a model with adapters beside the chosen matrices of its stacks; trained parts are float32.
 
     Raises:
         RecipeError: A target matches no matrix, or a matrix can't be kept in 4 bits.
@@ -104,7 +106,8 @@ def _adapted(key: jax.Array, base: Any, axes: Axes, num_inputs: int, num_outputs
     draw = normal(std=(3 * math.prod(inputs)) ** -0.5)
     a = draw(key, (*copies, *inputs, lora.rank), (*axes[:last], RANK))
     b = jnp.zeros((*copies, lora.rank, *outputs), jnp.float32)
-    return LowRankWeight(base, a, b, num_inputs, num_outputs, lora.gain)
+    magnitude = column_norms(base, num_inputs, num_outputs) if lora.dora else None
+    return LowRankWeight(base, a, b, num_inputs, num_outputs, lora.gain, magnitude)
 
 
 def _matrices(model: Any) -> Iterator[tuple[str, tuple[int, int]]]:

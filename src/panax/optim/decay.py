@@ -10,11 +10,15 @@ from ..core.params.axes import path_name
 from ..core.params.logical import is_stack_axis
 from ..core.protocols import Axes
 
-SAME_SPACE = {"heads": "head", "kv_heads": "head", "head_dim": "head", "ssm_heads": "head", "ssm_head_dim": "head"}
-SAME_SPACE |= {"key_value": "head", "value_dim": "head"}
-SAME_SPACE |= {"ssm_groups": "group", "ssm_state": "group"}
-SAME_SPACE |= {"delta_heads": "head", "delta_value_dim": "head", "delta_key_heads": "key", "delta_key_dim": "key"}
-"""Axes that together index one space, so that a bias over heads and head_dim is still a bias."""
+SAME_SPACE: dict[str, str | None] = dict.fromkeys(
+    ("heads", "kv_heads", "head_dim", "ssm_heads", "ssm_head_dim"), "head"
+)
+SAME_SPACE |= dict.fromkeys(("key_value", "value_dim", "delta_heads", "delta_value_dim"), "head")
+SAME_SPACE |= dict.fromkeys(("ssm_groups", "ssm_state"), "group")
+SAME_SPACE |= dict.fromkeys(("delta_key_heads", "delta_key_dim"), "key")
+SAME_SPACE["magnitude"] = None
+"""Axes that together index one space, so that a bias over heads and head_dim is still a bias; None of one of size 1,
+which belongs to the space before it."""
 
 
 def uses_weight_decay(axes: Axes) -> bool:
@@ -23,7 +27,8 @@ def uses_weight_decay(axes: Axes) -> bool:
     >>> [uses_weight_decay(axes) for axes in (("layer", "embed", "heads", "head_dim"), ("layer", "heads", "head_dim"), ("norm",))]
     [True, False, False]
     """
-    return len({SAME_SPACE.get(name or "", name) for name in axes if name and not is_stack_axis(name)}) >= 2
+    spaces = {SAME_SPACE.get(name or "", name) for name in axes if name and not is_stack_axis(name)}
+    return len(spaces - {None}) >= 2
 
 
 def decay_mask(axes: Mapping[str, Axes]) -> Callable[[Any], Any]:

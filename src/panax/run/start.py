@@ -22,7 +22,7 @@ from ..data.loading.class_agreement import find_class_names
 from ..job.agreement import broadcast_text, is_process_zero
 from ..kernels import TimedKernels, choose_by_timing, timed_kernels_in_force
 from ..kernels.compute_dtype import AUTO
-from ..spmd.composite.low_rank import base_weights, low_rank_mask, with_base_weights
+from ..spmd.composite.low_rank import base_weights, random_mask, with_base_weights
 from ..spmd.composite.quantized_weight import quantize_like, weight_shapes
 from ..stores import open_store
 from ..system import json_reader
@@ -405,13 +405,8 @@ def _released_values(prepared: PreparedRun, where: str, say: LogFn) -> tuple[Any
     from ..adapters.huggingface.loader import load, parameters_left
 
     say(f"starting from the weights in {where}")
-    step = prepared.step
-    params, model_state = jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        (step.program.abstract.params, step.program.abstract.model_state),
-        (step.shardings.params, step.shardings.model_state),
-    )
-    drawn = step.init_params(prepared.experiment.seed, parameters_left(prepared.task, params))
+    params, model_state = _weight_places(prepared)
+    drawn = prepared.step.init_params(prepared.experiment.seed, parameters_left(prepared.task, params))
     return load(find_model(where).folder, prepared.task, eqx.combine(drawn, params), model_state)
 
 
@@ -432,10 +427,20 @@ def _checkpoint_values(prepared: PreparedRun, where: str, say: LogFn) -> tuple[A
         return read_weights(checkpoint, abstract.params, abstract.model_state, places.params, places.model_state)
     shardings = step.storage_shardings(plain, logical_axes(plain))
     weights, model_state = read_weights(checkpoint, plain, abstract.model_state, shardings, places.model_state)
-    drawn = step.init_params(prepared.experiment.seed, low_rank_mask(abstract.params))
+    drawn = step.init_params(prepared.experiment.seed, random_mask(abstract.params))
     quantized = functools.partial(quantize_like, base_weights(abstract.params))
     bases = jax.jit(quantized, out_shardings=base_weights(places.params))(weights)
-    return with_base_weights(eqx.combine(drawn, abstract.params), bases), model_state
+    return with_base_weights(eqx.combine(drawn, _weight_places(prepared)[0]), bases), model_state
+
+
+def _weight_places(prepared: PreparedRun) -> tuple[Any, Any]:
+    """Return shapes, dtypes and shardings of parameters and model state."""
+    step = prepared.step
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        (step.program.abstract.params, step.program.abstract.model_state),
+        (step.shardings.params, step.shardings.model_state),
+    )
 
 
 def _lacks_adapters(checkpoint: Checkpoint, params: Any, plain: Any) -> bool:

@@ -120,8 +120,14 @@ def contract(text: str, x: Float[Array, "..."], w: Any, *, out_dtype: Any = None
 
 def contract_value(text: str, x: Float[Array, "..."], w: Any, out_dtype: Any = None) -> Float[Array, "..."]:
     """Contract an activation with the gathered value of a weight; arguments as in `contract`."""
+    return contract_opened(text, x, gather_weight(w, parse_equation(text).axes[1], x.dtype), out_dtype)
+
+
+def contract_opened(
+    text: str, x: Float[Array, "..."], opened: GatheredWeight, out_dtype: Any = None
+) -> Float[Array, "..."]:
+    """Contract an activation with a weight that was gathered in its dtype; arguments as in `contract`."""
     equation = parse_equation(text)
-    opened = gather_weight(w, equation.axes[1], x.dtype)
     equation.check(x, opened.value)
     contraction = _Contraction(text, jnp.dtype(out_dtype or x.dtype).name, *_partial(equation))
     # Named, so that a rematerialization policy can save matmul results and recompute the cheaper rest.

@@ -17,7 +17,7 @@ from ...core import named_leaves
 from ...core.errors import CheckpointError, RecipeError, describe_type
 from ...core.protocols import ModelState
 from ...models import Decoder, DecoderConfig, DecoderTask, HeadedDecoder, HeadedTask, Vit, VitConfig, VitTask
-from ...spmd.composite.low_rank import base_weights, low_rank_mask, with_base_weights
+from ...spmd.composite.low_rank import base_weights, random_mask, with_base_weights
 from ...spmd.composite.quantized_weight import is_quantized, weight_shapes
 from ...system import json_reader
 from ..wrappers import find_wrapper
@@ -105,7 +105,7 @@ def parameters_left(task: Any, params: Any) -> Any:
     """Return bools with the structure of a task's parameters: True for those that `load` may leave as they are, which are
     adapters, or the head of another model than a decoder."""
     if isinstance(task, DecoderTask):
-        return low_rank_mask(params)
+        return random_mask(params)
     return jax.tree.unflatten(jax.tree.structure(params), [name.startswith("head.") for name in named_leaves(params)])
 
 

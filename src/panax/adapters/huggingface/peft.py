@@ -1,7 +1,6 @@
 """Adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from ...core.errors import CheckpointError, RecipeError
 from ...core.params.axes import path_name
 from ...models import Decoder
 from ...models.lora import LoRA
-from ...spmd.composite.low_rank import LowRankWeight, base_weights, is_low_rank
+from ...spmd.composite.low_rank import LowRankWeight, base_weights, column_norms, is_low_rank
 from ...spmd.composite.quantized_weight import weight_shapes
 from ...system import json_reader
 from ...system.replacement import replace_json, replacement
@@ -25,8 +24,9 @@ from .tensor_map import ParameterMatch, match_parameters
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
+MAGNITUDE_VECTOR = "lora_magnitude_vector"
 
-READ = ("peft_type", "r", "lora_alpha", "use_rslora", "target_modules")
+READ = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "target_modules")
 """Keys that are read."""
 
 WITHOUT_EFFECT = (
@@ -75,6 +75,10 @@ def save_adapter(
         rank = a.shape[-1]
         tensors[f"{PREFIX}{place.module}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
         tensors[f"{PREFIX}{place.module}.lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
+        if place.weight.magnitude is not None:
+            tensors[f"{PREFIX}{place.module}.{MAGNITUDE_VECTOR}"] = np.asarray(
+                place.weight.magnitude[place.place]
+            ).ravel()
     raw = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -82,6 +86,7 @@ def save_adapter(
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "use_rslora": lora.rank_stabilized,
+        "use_dora": lora.dora,
         "target_modules": sorted({place.module for place in places}),
         "lora_dropout": 0.0,
         "bias": "none",
@@ -121,7 +126,8 @@ def read_adapter_config(directory: str | Path) -> LoRA:
             raise RecipeError(
                 f"{path}: {key}={value!r} changes the model, and is not implemented; merge the adapter by PEFT"
             )
-    return LoRA(rank=rank, alpha=alpha, rank_stabilized=bool(raw.get("use_rslora")))
+    dora, rank_stabilized = bool(raw.get("use_dora")), bool(raw.get("use_rslora"))
+    return LoRA(rank=rank, alpha=alpha, rank_stabilized=rank_stabilized, dora=dora)
 
 
 def load_adapter(directory: str | Path, model: Decoder, *, like: Mapping[str, Any] | None = None) -> Decoder:
@@ -138,23 +144,21 @@ def load_adapter(directory: str | Path, model: Decoder, *, like: Mapping[str, An
     try:
         with safe_open(path, framework="numpy") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            adapted = frozenset(tensors)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} can't be read: {error}; it is missing or incomplete: fetch it again") from error
-    filled: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    filled: dict[str, LowRankWeight] = {}
     for place in _places(model, like or {}):
         if place.name not in filled:
-            parts = place.weight.a, place.weight.b
-            filled[place.name] = tuple(np.zeros(part.shape, part.dtype) for part in parts)  # pyright: ignore
-        for part, target in zip(("A", "B"), filled[place.name]):
-            name = f"{PREFIX}{place.module}.lora_{part}.weight"
-            if name not in tensors:
-                continue
-            region, tensor = target[place.place], tensors.pop(name)
-            rank, width = (region.shape[-1], region.shape[:-1]) if part == "A" else (region.shape[0], region.shape[1:])
-            shape = (rank, math.prod(width)) if part == "A" else (math.prod(width), rank)
-            if tensor.shape != shape:
-                raise CheckpointError(f"{path}: {name} has the shape {tensor.shape}; expected {shape}")
-            target[place.place] = tensor.T.reshape(region.shape)
+            filled[place.name] = _without_correction(place.weight)
+        for part, target in _parts_at(filled[place.name], place.place):
+            name = f"{PREFIX}{place.module}.{part}"
+            if name in tensors:
+                _fill(target, tensors.pop(name), part, f"{path}: {name}")
+            elif part == MAGNITUDE_VECTOR and f"{PREFIX}{place.module}.lora_A.weight" in adapted:
+                raise CheckpointError(
+                    f"{path} lacks {name}: it was trained without magnitudes; load it with LoRA(dora=False)"
+                )
     if tensors:
         raise CheckpointError(
             f"{path} holds adapters that the model has no place for: {', '.join(sorted(tensors)[:5])}"
@@ -162,15 +166,44 @@ def load_adapter(directory: str | Path, model: Decoder, *, like: Mapping[str, An
     return _replaced(model, filled)
 
 
-def _replaced(model: Decoder, filled: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Decoder:
-    """Return the model with these arrays as A and B, in the sharding of those that it has."""
+def _without_correction(weight: LowRankWeight) -> LowRankWeight:
+    """Return a weight with host arrays as parts: zeros, and magnitudes that are the base's norms."""
+    a, b = (np.zeros(part.shape, part.dtype) for part in (weight.a, weight.b))
+    if weight.magnitude is None:
+        return dataclasses.replace(weight, a=a, b=b)
+    norms = jax.jit(column_norms, static_argnums=(1, 2))(weight.base, weight.num_inputs, weight.num_outputs)
+    return dataclasses.replace(weight, a=a, b=b, magnitude=np.array(norms))
+
+
+def _parts_at(weight: LowRankWeight, place: tuple[int, ...]) -> list[tuple[str, np.ndarray]]:
+    """Return each part of a weight at a place in its copies, by its name in PEFT's files."""
+    parts = [("lora_A.weight", weight.a[place]), ("lora_B.weight", weight.b[place])]
+    return parts if weight.magnitude is None else [*parts, (MAGNITUDE_VECTOR, weight.magnitude[place])]
+
+
+def _fill(target: np.ndarray, tensor: np.ndarray, part: str, where: str) -> None:
+    """Copy a tensor of PEFT's files into a part of a weight, of the axes (*inputs, rank) or (rank, *outputs)."""
+    shape = (target.size,)
+    if part != MAGNITUDE_VECTOR:
+        rank = target.shape[-1] if part == "lora_A.weight" else target.shape[0]
+        shape = (rank, target.size // rank) if part == "lora_A.weight" else (target.size // rank, rank)
+    if tensor.shape != shape:
+        raise CheckpointError(f"{where} has the shape {tensor.shape}; expected {shape}")
+    target[...] = tensor.T.reshape(target.shape)
+
+
+def _replaced(model: Decoder, filled: Mapping[str, LowRankWeight]) -> Decoder:
+    """Return the model with these parts beside its bases, in the sharding of those that it has."""
     leaves, structure = jax.tree.flatten_with_path(model, is_leaf=is_low_rank)
 
     def one(name: str, node: Any) -> Any:
         if name not in filled:
             return node
-        a, b = (jax.device_put(new, old.sharding) for new, old in zip(filled[name], (node.a, node.b)))
-        return dataclasses.replace(node, a=a, b=b)
+        a, b, magnitude = (
+            None if old is None else jax.device_put(new, old.sharding)
+            for new, old in ((getattr(filled[name], part), getattr(node, part)) for part in ("a", "b", "magnitude"))
+        )
+        return dataclasses.replace(node, a=a, b=b, magnitude=magnitude)
 
     return structure.unflatten([one(path_name(path), node) for path, node in leaves])
 

@@ -16,9 +16,10 @@ from panax.adapters.huggingface import load
 from panax.adapters.huggingface.peft import load_adapter, read_adapter_config, save_adapter
 from panax.core import CheckpointError, RecipeError
 from panax.models import DecoderTask, LoRA
-from panax.spmd.composite.low_rank import low_rank_mask
+from panax.spmd.composite.low_rank import base_weights, low_rank_mask, with_base_weights
 
 ADAPTER = LoRA(rank=3, alpha=5.0, rank_stabilized=True)
+NORMED = LoRA(rank=3, alpha=5.0, dora=True)
 
 
 def adapted(name: str, folder: Path, lora: LoRA = ADAPTER) -> tuple[Any, DecoderTask, Any]:
@@ -31,14 +32,25 @@ def adapted(name: str, folder: Path, lora: LoRA = ADAPTER) -> tuple[Any, Decoder
         return leaf + 0.2 * jax.random.normal(jax.random.key(leaf.size), leaf.shape) if trained else leaf
 
     params = jax.tree.map(moved, params, low_rank_mask(params))
-    return example, task, load(example.folder, task, params, state)[0]
+    params = load(example.folder, task, params, state)[0]
+    # Magnitudes begin as the norms of the weights that were read.
+    return example, task, jax.tree.map_with_path(lambda path, x: x * 1.3 if "magnitude" in str(path[-1]) else x, params)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", pytest.param("gemma2", marks=pytest.mark.full)])
-def test_peft_computes_the_same(name: str, folder_of_examples: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "lora"),
+    [
+        pytest.param("llama", ADAPTER, id="llama"),
+        pytest.param("llama", NORMED, id="llama, norms"),
+        pytest.param("qwen3", ADAPTER, id="qwen3", marks=pytest.mark.full),
+        pytest.param("gemma2", ADAPTER, id="gemma2", marks=pytest.mark.full),
+        pytest.param("gemma2", NORMED, id="gemma2, norms", marks=pytest.mark.full),
+    ],
+)
+def test_peft_computes_the_same(name: str, lora: LoRA, folder_of_examples: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
-    example, task, params = adapted(name, folder_of_examples)
-    save_adapter(tmp_path, params, ADAPTER, base="a/model")
+    example, task, params = adapted(name, folder_of_examples, lora)
+    save_adapter(tmp_path, params, lora, base="a/model")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = peft.PeftModel.from_pretrained(reloaded(example.folder), str(tmp_path)).eval()
@@ -46,7 +58,7 @@ def test_peft_computes_the_same(name: str, folder_of_examples: Path, tmp_path: P
     assert apart(expected, their_logits(example.theirs, tokens())) > 0.05
     assert apart(our_logits(params, example.state, tokens(), positions(), None), expected) < 1e-5
     # Read back, its bits; into a model that has other adapters.
-    assert read_adapter_config(tmp_path) == ADAPTER
+    assert read_adapter_config(tmp_path) == lora
     again = load_adapter(tmp_path, jax.jit(task.init)(jax.random.key(9))[0])
     trained = jax.tree.leaves(low_rank_mask(params))
     for ours, read, one in zip(jax.tree.leaves(params), jax.tree.leaves(again), trained, strict=True):
@@ -64,7 +76,7 @@ def test_peft_computes_the_same(name: str, folder_of_examples: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("use_dora", True), ("rank_pattern", {"q_proj": 8}), ("alpha_pattern", {"q_proj": 8}), ("modules_to_save", ["lm_head"]),
+        ("rank_pattern", {"q_proj": 8}), ("alpha_pattern", {"q_proj": 8}), ("modules_to_save", ["lm_head"]),
         ("bias", "all"), ("fan_in_fan_out", True), ("layers_to_transform", [0]), ("a_key_of_tomorrow", 3), ("peft_type", "LOHA"),
     ],
 )  # fmt: skip
@@ -112,6 +124,27 @@ def test_files_that_do_not_fit_are_one_error(folder_of_examples: Path, tmp_path:
     plain = DecoderTask(model=task.model)
     with pytest.raises(RecipeError, match="the model has no adapters"):
         save_adapter(tmp_path / "plain", abstract(plain)[0], ADAPTER)
+
+
+def test_magnitudes_are_not_made_up(folder_of_examples: Path, tmp_path: Path) -> None:
+    _, _, params = adapted("llama", folder_of_examples, NORMED)
+    save_adapter(tmp_path, params, NORMED)
+    weights = tmp_path / "adapter_model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(weights).items() if "magnitude" not in name}
+    save_file(tensors, weights)
+    with pytest.raises(CheckpointError, match="was trained without magnitudes"):
+        load_adapter(tmp_path, params)
+    # Matrices without an adapter have the norms of their bases.
+    weights.unlink()
+    save_file({name: tensor for name, tensor in tensors.items() if "layers.99" in name}, weights)
+    loaded = load_adapter(tmp_path, params)
+    start = with_base_weights(params, base_weights(params))
+    for ours, expected in zip(magnitudes(loaded), magnitudes(start), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+def magnitudes(params: Any) -> list[Any]:
+    return [leaf for path, leaf in jax.tree.leaves_with_path(params) if "magnitude" in str(path[-1])]
 
 
 def test_fused_matrices_have_no_place(folder_of_examples: Path, tmp_path: Path) -> None:
