@@ -58,6 +58,7 @@ class TrainState(eqx.Module):
         tables: Name of each trainable table to its per-row optimizer state; None without tables.
         owed: Residual of each parameter's compressed gradient reduction (error feedback), per replica; None
             without error feedback.
+        parts: State of the user's own parts of the step, by name; None if none has any.
     """
 
     step: Int[Array, ""]
@@ -71,6 +72,7 @@ class TrainState(eqx.Module):
     replicas: Any = None
     delayed: Any = None
     tables: Mapping[str, Mapping[str, Array]] | None = None
+    parts: Mapping[str, Any] | None = None
 
     def with_params(self, params: Params) -> "TrainState":
         """Return this state with other parameters of the same structure, such as those trained meanwhile by

@@ -26,10 +26,10 @@ from ..plan.step import text_batch
 from ..system import files
 from ..system.platform_check import check_platform
 from ..train import CompiledStep, Program
+from ..train.assembly.setting_checks import check_rows_together
 from ..train.compiled_step import mesh_requirements
 from ..train.debug import DebugStep
 from ..train.precision import describe_precision, with_compute_dtype
-from ..train.program import check_rows_together
 from .auto_mesh import resolve_auto_mesh
 from .degraded_features import pause_comms
 from .experiment import Experiment

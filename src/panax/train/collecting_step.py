@@ -14,8 +14,9 @@ from ..core import Axes, Batch, CollectingTask, CollectionResult, DataChecks, Tr
 from ..core.errors import RecipeError
 from ..core.layout.layout import use_global_arrays
 from ..core.measures import NO_FAULT, merge_stacked
+from .parts.parameter_norm import PARAMETER_NORM, parameter_norm
 from .precision import use_matmul_precision
-from .update import PARAMETER_NORM, Scalars, check_names, parameter_norm, prepare_batch
+from .update import Scalars, check_names, prepare_batch
 
 if TYPE_CHECKING:
     from .program import Program

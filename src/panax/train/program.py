@@ -1,28 +1,31 @@
 """`Program`: all components of a training step, as values."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 from ..comms import Comms
 from ..comms.fragments import OuterSync, final_outer_sync, outer_sync_after
-from ..core import Axes, CollectingTask, StepGuard, Task, TrainState, current_layout, pair_axes
-from ..core.errors import RecipeError
+from ..core import Axes, CollectingTask, Task, TrainState, current_layout
 from ..core.layout.layout import Layout
 from ..core.params.logical import batch_row_axes
-from ..core.state import init_averages
 from ..kernels import Kernels
 from ..kernels.compute_dtype import resolve_dtype
 from ..optim import Optimizer, RowOptimizer, Transformation
+from .assembly.first_state import FirstState
+from .assembly.setting_checks import check_step_settings, check_update_count
+from .assembly.trained_params import TrainedParams
 from .collecting_step import check_plain, first_batch, take_collecting_step
-from .frozen_params import Rows, freeze, mask_frozen_layers
-from .loss_scaling import FIRST, check_effect
+from .frozen_params import Rows, mask_frozen_layers
+from .loss_scaling import FIRST
 from .mesh_execution import GradientRule
 from .mup import WidthFactors, width_factors
+from .parts.assembly import check_own_parts, step_parts
+from .parts.step_part import StepInputs, StepPart
 from .replicas import average_params, initial_replicas, place_program, take_local_step
 from .table_growth import GrowingTables
 from .tables import TableUpdates
@@ -36,13 +39,9 @@ class Program:
     Attributes:
         abstract: Shapes and dtypes of the state; nothing is allocated.
         axes: Logical axes of the state, a tuple at each leaf.
-        trainable: A tree with the structure of the parameters, True where gradients and moments exist.
-        transformation: The optimizer for these parameters.
+        first: What determines the state in which training begins.
         kernels: The kernels that the recipe names.
-        frozen_rows: For stacked parameters that train, the frozen layers.
-        widths: Changes to the settings of a narrower model; None if the settings are the task's own.
         comms: How gradients are summed over the slow network.
-        tables: The tables among the parameters; None if there are none.
         growing: The tables with rows that are assigned at the beginning of a step.
     """
 
@@ -52,13 +51,9 @@ class Program:
     num_steps: int
     abstract: TrainState
     axes: TrainState
-    trainable: Any
-    transformation: Transformation
+    first: FirstState
     kernels: Kernels = Kernels()  # noqa: RUF009
-    frozen_rows: Rows | None = None
-    widths: WidthFactors | None = None
     comms: Comms = Comms()  # noqa: RUF009
-    tables: TableUpdates | None = None
     growing: GrowingTables | None = None
 
     @classmethod
@@ -73,6 +68,7 @@ class Program:
         kernels: Kernels | None = None,
         comms: Comms | None = None,
         embedding_optimizer: RowOptimizer | None = None,
+        parts: tuple[StepPart, ...] = (),
     ) -> "Program":
         """Derive everything from the task's abstract parameters.
 
@@ -81,73 +77,37 @@ class Program:
                 updates per step, its schedule counts updates.
             frozen: Prefixes of parameter names that are not trained, or single layers; see `freeze`.
             embedding_optimizer: Optimizer for tables; None for `RowWiseAdagrad()` if there are any.
+            parts: The user's own parts of the step.
 
         Raises:
             RecipeError: A prefix in `frozen` matches no parameter, two averages of the parameters are
                 requested, or there is no table for `embedding_optimizer`.
         """
         task = task.with_compute_dtype(resolve_dtype(task.compute_dtype))
-        # 1. The trainable parameters: dense ones (`free`) and tables, without frozen ones.
-        params, model_state = jax.eval_shape(task.init, jax.random.key(0))
-        parameter_axes = task.parameter_axes(params)
-        layers = task.layer_parameters(params)
-        trainable, resting = freeze(params, frozen, task.frozen_parameters, layers)
-        num_updates = num_steps * task.updates_per_step
+        config, comms, num_updates = config or StepConfig(), comms or Comms(), num_steps * task.updates_per_step
         check_update_count(num_steps, task.updates_per_step)
-        tables = TableUpdates.of(task, params, trainable, embedding_optimizer, num_updates)
-        dense = trainable if tables is None else tables.dense_mask(trainable)
-        free = {
-            name: (leaf.shape, axes)
-            for (name, leaf, axes), keep in zip(pair_axes(params, parameter_axes), jax.tree.leaves(dense))
-            if keep
-        }
-        # 2. The optimizer for these parameters.
+        check_own_parts(parts)
+        trained = TrainedParams.of(task, frozen, embedding_optimizer, num_updates)
         widths = width_factors(task)
         if widths is not None:
-            optimizer = widths.scale_optimizer(optimizer, free)
-        placed_by = {name: axes for name, (_, axes) in free.items()}
-        meanings = {
-            name: tuple(axes) for name, _, axes in pair_axes(params, task.semantic_axes(params)) if name in free
-        }
-        if meanings == {name: tuple(axes) for name, axes in placed_by.items()}:
-            transformation = optimizer.build(placed_by, num_updates, layers)
-        else:
-            transformation = optimizer.build(placed_by, num_updates, layers, meanings)
-        config = config or StepConfig()
-        check_rows_together(task, config, comms)
-        if config.ema_decay is not None and transformation.average is not None:
-            raise RecipeError(
-                f"step.ema_decay={config.ema_decay}: {type(optimizer).__name__} averages the parameters itself; set "
-                f"step.ema_decay to None"
-            )
-        averages = config.ema_decay is not None or transformation.average is not None
-        check_effect(task.scales_loss, type(task).__name__, config.loss_scale, config.loss_scale_steps)
-        if task.separate_runs and (config.clip_norm is not None or config.spike_factor is not None):
-            raise RecipeError(
-                f"step.clip_norm={config.clip_norm} and step.spike_factor={config.spike_factor} look at the gradients of all "
-                f"runs of {type(task).__name__} as one; set both to None, and clip by task.clip_norm"
-            )
-        # 3. The abstract state and its logical axes.
+            optimizer = widths.scale_optimizer(optimizer, trained.shapes)
+        transformation = trained.build_optimizer(optimizer, num_updates)
+        check_step_settings(task, optimizer, transformation, config, comms)
+        has_average = config.ema_decay is not None or transformation.average is not None
         scale = (config.loss_scale or FIRST) if task.scales_loss else None
-        initializer = _StateInitializer(task, transformation, dense, averages, scale, widths, tables)
-        abstract = jax.eval_shape(initializer.create, jax.random.key(0))
-        lies = transformation.axes(abstract.optimizer_state, free)
-        axes = _state_axes(abstract, parameter_axes, task.state_axes(model_state), lies, dense, tables)
+        first = FirstState(trained, transformation, has_average, scale, widths, parts)
+        abstract = jax.eval_shape(first.create, jax.random.key(0))
         program = cls(
-            task,
-            optimizer,
-            config,
-            num_steps,
-            abstract,
-            axes,
-            trainable,
-            transformation,
-            kernels or Kernels(),
-            resting,
-            widths,
-            comms or Comms(),
-            tables,
-            GrowingTables.of(task, tables),
+            task=task,
+            optimizer=optimizer,
+            config=config,
+            num_steps=num_steps,
+            abstract=abstract,
+            axes=first.axes(abstract),
+            first=first,
+            kernels=kernels or Kernels(),
+            comms=comms,
+            growing=GrowingTables.of(task, trained.tables),
         )
         if isinstance(task, CollectingTask):
             check_plain(program)
@@ -167,18 +127,43 @@ class Program:
 
         Must be jitted, since eager initialization rounds differently.
         """
-        scale = None if self.abstract.guard.scale is None else self.config.loss_scale or FIRST
-        initializer = _StateInitializer(
-            self.task, self.transformation, self.dense, self.has_average, scale, self.widths, self.tables
-        )
-        state = initializer.create(key, initial_values)
-        return initial_replicas(self, state)
+        return initial_replicas(self, self.first.create(key, initial_values))
+
+    @property
+    def trainable(self) -> Any:
+        """Tree with the structure of the parameters, True where gradients and moments exist."""
+        return self.first.trained.trainable
 
     @property
     def dense(self) -> Any:
         """Tree of bools with the structure of the parameters: True for trained parameters that are not
         tables."""
-        return self.trainable if self.tables is None else self.tables.dense_mask(self.trainable)
+        return self.first.trained.dense
+
+    @property
+    def frozen_rows(self) -> Rows | None:
+        """For stacked parameters that train, the frozen layers."""
+        return self.first.trained.frozen_rows
+
+    @property
+    def tables(self) -> TableUpdates | None:
+        """The tables among the parameters; None if there are none."""
+        return self.first.trained.tables
+
+    @property
+    def transformation(self) -> Transformation:
+        """The optimizer for the trained parameters that are not tables."""
+        return self.first.transformation
+
+    @property
+    def widths(self) -> WidthFactors | None:
+        """Changes to the settings of a narrower model; None if the settings are the task's own."""
+        return self.first.widths
+
+    @property
+    def own_parts(self) -> tuple[StepPart, ...]:
+        """The user's own parts of the step."""
+        return self.first.own_parts
 
     @property
     def has_average(self) -> bool:
@@ -204,23 +189,16 @@ class Program:
         measures: bool = False,
     ) -> tuple[TrainState, Scalars]:
         """Take one step with parameters shared by all devices; `measures` as in `train_step`."""
-        assignment = None
-        if self.growing is not None:
-            assignment = self.growing.assign_rows(state, batch, batch_axes or batch_row_axes(batch))
-            state, batch, batch_axes = assignment.state, assignment.batch, assignment.axes
+        comms = self.comms if self.has_custom_reduction and current_layout() else None
         rule = UpdateRule(
-            gradients=self._gradient_rule(self.comms if self.has_custom_reduction and current_layout() else None),
-            transformation=self.transformation,
-            learning_rate=self.optimizer.reported_rate(self.num_steps * self.task.updates_per_step),
-            config=self.config,
-            frozen_rows=self.frozen_rows,
+            gradients=self._gradient_rule(comms), parts=self.parts, loss_scale_steps=self.config.loss_scale_steps
         )
-        after, scalars = train_step(state, batch, rule, batch_axes, measures=measures)
-        if self.growing is None or assignment is None:
-            return after, scalars
-        skipped = after.guard.skipped > state.guard.skipped
-        counts = {name: jnp.where(skipped, 0, count) for name, count in assignment.counts.items()}
-        return self.growing.roll_back(after, assignment.before, skipped), {**scalars, **counts}
+        return train_step(state, batch, rule, batch_axes, measures=measures)
+
+    @functools.cached_property
+    def parts(self) -> tuple[StepPart, ...]:
+        """What a step does beside computing gradients, in its order."""
+        return step_parts(self)
 
     def _gradient_rule(self, comms: Comms | None) -> GradientRule:
         """Return how gradients are computed, summed according to `comms`; None for plain sums."""
@@ -278,7 +256,8 @@ class Program:
             state, batch = first_batch(self, state, batch)
             batch_axes = None
         batch, batch_axes = self._with_rows(state, batch, batch_axes)
-        result, *_ = gradient_step(state, batch, self._gradient_rule(None), batch_axes)
+        inputs = StepInputs(state, batch, batch_axes, state.params, {})
+        result, *_ = gradient_step(inputs, self._gradient_rule(None))
         return mask_frozen_layers(result.gradients, self.frozen_rows)
 
     def evaluate(
@@ -308,112 +287,3 @@ class Program:
         if self.growing is None:
             return batch, batch_axes
         return self.growing.lookup_rows(state, batch, batch_axes or batch_row_axes(batch))
-
-
-def _state_axes(
-    abstract: TrainState,
-    parameter_axes: Any,
-    model_axes: Any,
-    optimizer_axes: Any,
-    dense: Any,
-    tables: TableUpdates | None,
-) -> TrainState:
-    averaged = None
-    if abstract.averaged is not None:
-        kept = [
-            axes
-            for (_, _, axes), keep in zip(pair_axes(abstract.params, parameter_axes), jax.tree.leaves(dense))
-            if keep
-        ]
-        averaged = jax.tree.structure(abstract.averaged).unflatten(kept)
-    parts = {
-        "step": (),
-        "params": parameter_axes,
-        "model_state": model_axes,
-        "optimizer_state": optimizer_axes,
-        "key": (),
-        "guard": jax.tree.map(lambda _: (), abstract.guard),
-        "averaged": averaged,
-        "owed": None,
-        "replicas": None,
-        "delayed": None,
-        "tables": None if tables is None else tables.state_axes(),
-    }
-    leaves = [
-        axes
-        for field in dataclasses.fields(abstract)
-        for axes in jax.tree.structure(getattr(abstract, field.name)).flatten_up_to(parts[field.name])
-    ]
-    # Unflatten instead of constructing, since these leaves are not arrays.
-    return jax.tree.structure(abstract).unflatten(leaves)
-
-
-@dataclasses.dataclass(frozen=True)
-class _StateInitializer:
-    """Creates the state in which training begins.
-
-    Attributes:
-        dense: Tree of bools with the structure of the parameters: True for trained parameters that are not
-            tables.
-        averages: True if an average of the parameters is kept.
-        loss_scale: The first loss scale; None for a task that does not scale its loss.
-    """
-
-    task: Task
-    transformation: Transformation
-    dense: Any
-    averages: bool
-    loss_scale: float | None
-    widths: WidthFactors | None
-    tables: TableUpdates | None
-
-    def create(self, key: jax.Array, initial_values: tuple[Any, Any] | None = None) -> TrainState:
-        """Create the state, with the parameters and model state in `initial_values` if there are any."""
-        init_key, run_key = jax.random.split(key)
-        params, model_state = self.task.init(init_key) if initial_values is None else initial_values
-        if self.widths is not None and initial_values is None:
-            params = self.widths.scale_params(params)
-        free = jax.tree.map(lambda p, keep: p if keep else None, params, self.dense)
-        return TrainState(
-            step=jnp.int32(0),
-            params=params,
-            model_state=model_state,
-            optimizer_state=self.transformation.init(free),
-            key=run_key,
-            guard=StepGuard.create(self.loss_scale),
-            averaged=init_averages(free) if self.averages else None,
-            tables=None if self.tables is None else self.tables.init_state(params),
-        )
-
-
-def check_update_count(num_steps: int, updates_per_step: int) -> None:
-    """Check that the number of updates fits 32 bits.
-
-    Raises:
-        RecipeError: It does not; the message gives the maximum number of steps.
-    """
-    updates = num_steps * updates_per_step
-    if updates >= 2**31:
-        raise RecipeError(
-            f"num_steps={num_steps:,} of {updates_per_step:,} updates each are {updates:,} updates, which are counted in 32 "
-            f"bits; set at most {(2**31 - 1) // updates_per_step:,} steps"
-        )
-
-
-def check_rows_together(task: Task, config: StepConfig, comms: Comms | None) -> None:
-    """Check that no setting splits the batch of a task with a loss that compares its rows.
-
-    Raises:
-        RecipeError: A setting does; the message names it.
-    """
-    if task.sums_over_rows:
-        return
-    settings = {"step.micro_batches": config.micro_batches}
-    if comms is not None:
-        settings |= {"comms.local_steps": comms.local_steps, "comms.islands.count": comms.islands.count}
-    for name, value in settings.items():
-        if value > 1:
-            raise RecipeError(
-                f"{name}={value}: the loss of {type(task).__name__} compares each row with all others of the batch, and a part "
-                f"of it would give another loss; set {name} to 1, and more devices or a smaller batch for memory"
-            )

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,14 +15,11 @@ from ..comms.delayed_gradients import Terms
 from ..comms.reduction import Residuals
 from ..core import (
     Batch,
-    CollectingTask,
     DataChecks,
     Gradients,
-    StepGuard,
     Task,
     TrainState,
     current_target,
-    pair_axes,
     total_loss,
 )
 from ..core.batch_checks import ROW_LEAF, convert_to_32_bits, find_faults, skip_masked_rows
@@ -31,13 +28,14 @@ from ..core.measures import Losses, Metrics, is_reserved
 from ..core.params.logical import batch_row_axes
 from ..core.validation import Validated
 from ..kernels.precision import accumulation_dtype
-from ..optim.clipping import clip_by_layer
-from ..optim.transformation import Transformation, apply_updates
-from .frozen_params import Rows, mask_frozen_layers
-from .loss_scaling import check_settings, next_scale, should_skip_update
+from .loss_scaling import check_settings
 from .mesh_execution import BatchAxes, GradientInputs, GradientRule, compute_mesh_gradients, evaluate_on_mesh
+from .parts.guard import next_guard
+from .parts.optimizer_update import LEARNING_RATE
+from .parts.parameter_norm import PARAMETER_NORM
+from .parts.step_part import StepFacts, StepInputs, StepOutcome, StepPart, Update
 from .precision import use_matmul_precision
-from .tables import TableUpdates, replace_tables, scale_rows, table_norm
+from .tables import TableUpdates
 
 Scalars = Mapping[str, Any]
 """A step's scalars by name: losses, metrics and figures of the update."""
@@ -101,19 +99,18 @@ class StepConfig(Validated):
             raise RecipeError(f"step.ema_decay={self.ema_decay}; expected a decay in (0, 1), such as 0.999, or None")
 
 
-def gradient_step(
-    state: TrainState, batch: Batch, rule: GradientRule, batch_axes: BatchAxes | None = None
-) -> tuple[Gradients, Residuals, Terms | None]:
-    """Compute the gradients of one global batch; arguments as in `train_step`.
+def gradient_step(inputs: StepInputs, rule: GradientRule) -> tuple[Gradients, Residuals, Terms | None]:
+    """Compute the gradients of one global batch.
 
     Returns:
         The gradients; the residuals of compressed sums; and, with delayed gradients, this batch's terms. The
         gradients are then those of the previous batch.
     """
-    prepared = prepare_batch(rule.task, batch, batch_axes)
+    state = inputs.state
+    prepared = prepare_batch(rule.task, inputs.batch, inputs.axes)
     late = state.delayed if rule.comms is not None else None
-    inputs = GradientInputs(
-        params=state.params if late is None else late.extrapolate(state.params, rule.trainable),
+    arrays = GradientInputs(
+        params=inputs.params,
         model_state=state.model_state,
         batch=prepared.batch,
         key=state.step_key,
@@ -123,7 +120,7 @@ def gradient_step(
         delayed=None if late is None else late.terms,
     )
     with use_matmul_precision(rule.task, current_target()):
-        gradients, left, terms = compute_mesh_gradients(rule, inputs, prepared.axes)
+        gradients, left, terms = compute_mesh_gradients(rule, arrays, prepared.axes)
     return gradients._replace(metrics={**gradients.metrics, **prepared.faults}), left, terms
 
 
@@ -133,27 +130,17 @@ class UpdateRule:
 
     Attributes:
         gradients: How its gradients are computed.
-        transformation: The optimizer for the trained parameters that are not tables.
-        learning_rate: Function from step to the learning rate to report; None if the optimizer does not
-            expose it.
-        config: Clipping, the guard against updates that are not finite, and the average of the parameters.
-        frozen_rows: For stacked parameters, the frozen layers: they are excluded from norms and not updated.
+        parts: What else the step does, in its order.
+        loss_scale_steps: As in `StepConfig`.
     """
 
     gradients: GradientRule
-    transformation: Transformation
-    learning_rate: optax.Schedule | None
-    config: StepConfig
-    frozen_rows: Rows | None = None
+    parts: tuple[StepPart, ...]
+    loss_scale_steps: int | None = None
 
-
-PARAMETER_NORM = "parameter_norm"
 
 MEASURES = "measures"
 """Key of a step's losses and metrics as sums among its scalars, if requested."""
-
-NORM_DECAY = 0.98
-"""Decay of the running mean of gradient norms, which covers about 50 steps."""
 
 
 def train_step(
@@ -180,92 +167,88 @@ def train_step(
             (of the trained parameters without tables, after the update), `learning_rate`, `skipped`,
             `loss_scale` if there is one; and results of data checks (`DataChecks`), if the task has any.
     """
-    task, tables, transformation, config = rule.gradients.task, rule.gradients.tables, rule.transformation, rule.config
-    result, owed, terms = gradient_step(state, batch, rule.gradients, batch_axes)
-    # 1. Decide whether the update is applied: finite, not a spike, and with something to learn from.
-    late = state.delayed
-    result = result._replace(gradients=mask_frozen_layers(result.gradients, rule.frozen_rows))
+    inputs = StepInputs(state, batch, batch_axes, state.params, {})
+    for part in rule.parts:
+        inputs = part.view(inputs)
+    facts = _decided(_measured(inputs, rule), rule)
+    chosen = _updated(facts, rule.parts)
+    frozen = eqx.filter(inputs.state.params, rule.gradients.dense_mask, inverse=True)
+    following = dataclasses.replace(
+        inputs.state,
+        step=state.step + 1,
+        params=eqx.combine(chosen.params, frozen),
+        model_state=chosen.model_state,
+        optimizer_state=chosen.optimizer_state,
+        guard=facts.guard,
+        averaged=chosen.averaged,
+        owed=chosen.owed,
+        parts=chosen.parts,
+    )
+    outcome = StepOutcome(following, chosen.params, _scalars(facts, rule.gradients.task, measures))
+    for part in reversed(rule.parts):
+        outcome = part.after(outcome, facts)
+    return outcome.state, outcome.scalars
+
+
+def _measured(inputs: StepInputs, rule: UpdateRule) -> StepFacts:
+    """Compute the gradients and what decides on the update."""
+    result, owed, terms = gradient_step(inputs, rule.gradients)
+    for part in rule.parts:
+        result = part.gradients(result)
     loss = total_loss(result.losses)
     norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), result.gradients))
-    norm = table_norm(norm, result.rows)
     check_names(result.metrics)
     teaches = _teaches(result) & jnp.isfinite(loss)
-    finite = jnp.isfinite(norm) & (jnp.isfinite(loss) if late is None else True)
-    applied = finite & (teaches if late is None else late.teaches) & _is_usual(norm, state.guard, config)
-    behind = 0 if late is None else late.begun.astype(jnp.int32)
-    rate = _scheduled(rule.learning_rate, state.step - state.guard.skipped - behind)
-    if rate is not None:
-        applied &= jnp.isfinite(rate)
-    guard = _next_guard(state.guard, applied, finite, norm, config)
-    if late is not None:
-        # With delayed gradients the first step has none yet; it does not count as skipped.
-        guard = jax.tree.map(functools.partial(jnp.where, late.begun), guard, state.guard)
+    trained = eqx.filter(inputs.state.params, rule.gradients.dense_mask)
+    facts = StepFacts(
+        inputs.state, trained, result, owed, terms, inputs.memos, loss, norm, jnp.isfinite(loss), teaches, teaches
+    )
+    for part in rule.parts:
+        facts = part.facts(facts)
+    return facts
+
+
+def _decided(facts: StepFacts, rule: UpdateRule) -> StepFacts:
+    """Decide whether the update is applied, and advance the guard."""
+    finite = jnp.isfinite(facts.norm) & facts.loss_is_finite
+    applied = finite & facts.teaches & facts.usual
+    for part in rule.parts:
+        applied = part.decide(applied, facts)
+    facts = facts._replace(finite=finite, applied=applied)
+    return facts._replace(guard=next_guard(facts, rule.loss_scale_steps))
+
+
+def _updated(facts: StepFacts, parts: tuple[StepPart, ...]) -> Update:
+    """Return the updated state if the update is applied, otherwise the old one; a branch of `lax.cond` on targets with
+    cheap branches."""
+    state = facts.state
+    old = Update(None, facts.trained, state.model_state, state.optimizer_state, state.averaged, state.owed, state.parts)
+
+    def updated() -> Update:
+        result = facts.result
+        update = old._replace(gradients=result.gradients, model_state=result.state, owed=facts.owed)
+        for part in parts:
+            update = part.update(update, facts)
+        return update._replace(gradients=None)
+
+    if current_target().traits.cheap_branches:
+        return jax.lax.cond(facts.applied, updated, lambda: old)
+    return jax.tree.map(lambda new, before: jnp.where(facts.applied, new, before), updated(), old)
+
+
+def _scalars(facts: StepFacts, task: Task, measures: bool) -> dict[str, Any]:
+    result, guard = facts.result, facts.guard
+    assert guard is not None
     scalars = collect_scalars(result.losses, result.metrics, task.num_runs) | {
-        "loss": loss / task.num_runs,
-        "gradient_norm": norm,
+        "loss": facts.loss / task.num_runs,
+        "gradient_norm": facts.norm,
+        "skipped": guard.skipped,
+        "skipped_in_a_row": guard.skipped_in_a_row,
+        **facts.scalars,
     }
     if measures:
         scalars[MEASURES] = {"losses": dict(result.losses), "metrics": dict(result.metrics)}
-    if rate is not None:
-        scalars["learning_rate"] = rate
-    if guard.scale is not None:
-        scalars["loss_scale"] = guard.scale
-    scalars |= {"skipped": guard.skipped, "skipped_in_a_row": guard.skipped_in_a_row}
-    free, frozen = eqx.partition(state.params, rule.gradients.dense_mask)
-
-    # 2. The update of dense parameters; a branch of `lax.cond` on targets with cheap branches.
-    def updated() -> _Guarded:
-        gradients = result.gradients
-        if config.clip_norm is not None:
-            scale = _clip_factor(norm, config.clip_norm)
-            gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
-        if config.clip_layer_norm is not None or config.clip_ratio is not None:
-            axes, meanings = (
-                {name: axes for name, _, axes in pair_axes(state.params, each)}
-                for each in (task.parameter_axes(state.params), task.semantic_axes(state.params))
-            )
-            limits = (config.clip_layer_norm, config.clip_ratio)
-            gradients = clip_by_layer(gradients, free, axes, *limits, meanings)
-        more = {"value": loss} if transformation.takes_loss else {}
-        updates, optimizer_state = transformation.update(gradients, state.optimizer_state, free, **more)
-        params = apply_updates(free, mask_frozen_layers(updates, rule.frozen_rows))
-        averaged = None
-        if config.ema_decay is not None:
-            averaged = _averaged(state.averaged, params, config.ema_decay, guard, state.step)
-        elif transformation.average is not None:
-            averaged = mask_frozen_layers(transformation.average(params, optimizer_state), rule.frozen_rows, params)
-        return _Guarded(params, result.state, optimizer_state, averaged, owed)
-
-    old = _Guarded(free, state.model_state, state.optimizer_state, state.averaged, state.owed)
-    chosen = _either(applied, updated, old)
-    if late is not None:
-        model_state = jax.tree.map(functools.partial(jnp.where, teaches), result.state, state.model_state)
-        chosen = chosen._replace(model_state=model_state)
-        late = late.next_state(terms or {}, teaches, free, chosen.params)
-    if not isinstance(task, CollectingTask):
-        scalars[PARAMETER_NORM] = parameter_norm(chosen.params)
-    # 3. Tables are updated in place, by rows: selecting between two versions would read and write whole tables.
-    params, kept = eqx.combine(chosen.params, frozen), state.tables
-    if tables is not None and kept is not None and result.rows is not None:
-        rows = (
-            result.rows if config.clip_norm is None else scale_rows(result.rows, _clip_factor(norm, config.clip_norm))
-        )
-        count = state.step - state.guard.skipped
-        changed, kept = tables.update(params, kept, rows, updates=count, applied=applied)
-        params = replace_tables(params, changed)
-    next_state = TrainState(
-        step=state.step + 1,
-        params=params,
-        model_state=chosen.model_state,
-        optimizer_state=chosen.optimizer_state,
-        key=state.key,
-        guard=guard,
-        averaged=chosen.averaged,
-        owed=chosen.owed,
-        delayed=late,
-        tables=kept,
-    )
-    return next_state, scalars
+    return scalars
 
 
 def check_names(metrics: Metrics) -> None:
@@ -283,11 +266,6 @@ def check_names(metrics: Metrics) -> None:
             )
 
 
-def parameter_norm(params: Any) -> jax.Array:
-    """Compute the norm of all parameters, which is infinite or NaN if any of them is."""
-    return optax.tree.norm(jax.tree.map(lambda p: p.astype(accumulation_dtype(p.dtype)), params)).astype(jnp.float32)
-
-
 def check_finite_update(number: int, scalars: Mapping[str, Any]) -> None:
     """Check, before anything is saved, that the optimizer's update is finite if the loss and its gradient
     are.
@@ -299,7 +277,7 @@ def check_finite_update(number: int, scalars: Mapping[str, Any]) -> None:
     Raises:
         TrainingError: The learning rate or the parameters are not finite.
     """
-    rate, norm = (float(scalars.get(name, 0.0)) for name in ("learning_rate", PARAMETER_NORM))
+    rate, norm = (float(scalars.get(name, 0.0)) for name in (LEARNING_RATE, PARAMETER_NORM))
     if not math.isfinite(rate):
         raise TrainingError(
             f"step {number}: the learning rate of this update is {rate}; look at optimizer.schedule, which is evaluated for "
@@ -313,10 +291,6 @@ def check_finite_update(number: int, scalars: Mapping[str, Any]) -> None:
         )
 
 
-def _clip_factor(norm: jax.Array, most: float) -> jax.Array:
-    return jnp.minimum(1.0, most / (norm + 1e-6))
-
-
 def _teaches(result: Gradients) -> jax.Array:
     """Return True if the batch has any weight and its data checks found no fault."""
     # Skip a fully masked batch: otherwise weight decay and old moments would still change the weights.
@@ -327,27 +301,6 @@ def _teaches(result: Gradients) -> jax.Array:
     return teaches
 
 
-def _is_usual(norm: jax.Array, guard: StepGuard, config: StepConfig) -> jax.Array | bool:
-    """Return True if a gradient's norm is not a spike."""
-    if config.spike_factor is None:
-        return True
-    return (guard.usual_norm == 0.0) | (norm <= config.spike_factor * guard.usual_norm)
-
-
-def _next_guard(
-    guard: StepGuard, applied: jax.Array, finite: jax.Array, norm: jax.Array, config: StepConfig
-) -> StepGuard:
-    usual = guard.usual_norm
-    moved = jnp.where(usual == 0.0, norm, NORM_DECAY * usual + (1 - NORM_DECAY) * norm)
-    counts = ~should_skip_update(guard, finite)
-    return StepGuard(
-        skipped=guard.skipped + (~applied).astype(jnp.int32),
-        skipped_in_a_row=jnp.where(applied, 0, guard.skipped_in_a_row + counts.astype(jnp.int32)),
-        usual_norm=jnp.where(applied, moved, usual),
-        **next_scale(guard, applied, finite, config.loss_scale_steps),
-    )
-
-
 def collect_scalars(losses: Losses, metrics: Metrics, num_runs: int = 1) -> dict[str, Any]:
     """Return each loss and metric by name, losses as means over all runs; results of data checks are
     unchanged."""
@@ -355,37 +308,6 @@ def collect_scalars(losses: Losses, metrics: Metrics, num_runs: int = 1) -> dict
     return means | {
         name: metric if isinstance(metric, DataChecks) else metric.value for name, metric in metrics.items()
     }
-
-
-class _Guarded(NamedTuple):
-    """State that a skipped update leaves unchanged; `params` holds the trained dense parameters."""
-
-    params: Any
-    model_state: Any
-    optimizer_state: Any
-    averaged: Any
-    owed: Residuals
-
-
-def _either(applied: jax.Array, updated: Callable[[], _Guarded], old: _Guarded) -> _Guarded:
-    """Return the updated state if applied, otherwise the old one."""
-    if current_target().traits.cheap_branches:
-        return jax.lax.cond(applied, updated, lambda: old)
-    return jax.tree.map(lambda n, o: jnp.where(applied, n, o), updated(), old)
-
-
-def _averaged(averaged: Any, params: Any, most: float, guard: StepGuard, step: jax.Array) -> Any:
-    """Move the average towards the parameters after an update."""
-    updates = (step + 1 - guard.skipped).astype(jnp.float32)
-    share = 1.0 - jnp.minimum(most, (1.0 + updates) / (10.0 + updates))
-    return jax.tree.map(lambda a, p: a + share.astype(a.dtype) * (p.astype(a.dtype) - a), averaged, params)
-
-
-def _scheduled(learning_rate: optax.Schedule | None, count: jax.Array) -> jax.Array | None:
-    if learning_rate is None:
-        return None
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.asarray(learning_rate(count), jnp.float32)
 
 
 def evaluation_step(

@@ -1,0 +1,1 @@
+"""Assembly of a `Program` from a task, an optimizer and settings."""

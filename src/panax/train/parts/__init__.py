@@ -1,0 +1,1 @@
+"""Parts of a training step: everything optional, one file each; `assembly.py` lists those of a program."""
