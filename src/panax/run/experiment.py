@@ -18,7 +18,7 @@ from ..mesh import MeshShape, Rules
 from ..metrics import Tracker
 from ..optim import AdamW, Optimizer, RowOptimizer
 from ..stores import redact_address
-from ..train import StepConfig
+from ..train import StepConfig, StepPart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,6 +119,8 @@ class Experiment(Validated):
         kernels: Choice of kernels; by default the fastest that applies, which the run reports.
         hooks: Called between steps, in this order; they may log, request an evaluation or a save, or stop the
             run.
+        step_parts: Your own parts of the compiled step, such as noise in the gradients
+            (`panax.train.StepPart`).
         trackers: Additional trackers, after the console, `metrics.jsonl` and TensorBoard.
         rollback: When the run rolls back to an earlier checkpoint because updates can't be applied.
         verify: How often a step is checked on other devices.
@@ -159,6 +161,7 @@ class Experiment(Validated):
     batch_ramp: BatchRamp = dataclasses.field(default_factory=BatchRamp)
     skip_batches: tuple[int, ...] = ()
     kernels: Kernels = dataclasses.field(default_factory=Kernels)
+    step_parts: tuple[StepPart, ...] = ()
     hooks: tuple[Hook, ...] = ()
     trackers: tuple[Tracker, ...] = ()
     frozen: tuple[str, ...] = ()

@@ -243,4 +243,5 @@ def make_program(experiment: Experiment, task: Task) -> Program:
         kernels=experiment.kernels,
         comms=experiment.comms.mesh_settings,
         embedding_optimizer=experiment.embedding_optimizer,
+        parts=experiment.step_parts,
     )

@@ -197,7 +197,7 @@ class Program:
 
     @functools.cached_property
     def parts(self) -> tuple[StepPart, ...]:
-        """What a step does beside computing gradients, in its order."""
+        """The optional operations of a step, in their order."""
         return step_parts(self)
 
     def _gradient_rule(self, comms: Comms | None) -> GradientRule:

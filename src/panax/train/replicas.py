@@ -175,6 +175,11 @@ def _alike(program: "Program", state: TrainState, count: int) -> Replicas:
 
 def _check_optimizer(program: "Program") -> None:
     asked, name = f"comms.local_steps={program.comms.local_steps}", type(program.optimizer).__name__
+    if program.abstract.parts is not None:
+        raise RecipeError(
+            f"{asked}: the step part {next(iter(program.abstract.parts))} has state of its own, of which each replica would "
+            f"have another; remove the part, or local steps"
+        )
     if program.transformation.renewal is not None:
         raise RecipeError(f"{asked}: {name} renews state in a program with a single copy of it; use another optimizer")
     if program.has_average:

@@ -19,7 +19,7 @@ from ..preparation import PreparedRun
 
 LogFn = Callable[[str], None]
 
-AVERAGED, OWED, REPLICAS, DELAYED = "averaged.", "owed.", "replicas.", "delayed."
+AVERAGED, OWED, REPLICAS, DELAYED, PARTS = "averaged.", "owed.", "replicas.", "delayed.", "parts."
 
 
 def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
@@ -27,7 +27,8 @@ def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> 
 
     If its setting has changed, an average of the parameters starts here, or is dropped. Residuals of
     compressed gradient sums are resharded for the current replicas, if any still compress. A gradient that is
-    one step late is dropped if another number of replicas held it.
+    one step late is dropped if another number of replicas held it. The state of a user's part of the step begins here, or is
+    dropped, with the part.
 
     Raises:
         CheckpointError, DamagedError: As for `restore`.
@@ -44,7 +45,8 @@ def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> 
     averages, had_averages = abstract.averaged is not None, any(name.startswith(AVERAGED) for name in stored)
     owed = {name: tuple(leaf.shape) for name, leaf in (abstract.owed or {}).items()}
     had_owed = {name.removeprefix(OWED): tuple(entry.shape) for name, entry in stored.items() if name.startswith(OWED)}
-    if averages == had_averages and owed == had_owed and late == had_late:
+    parts, had_parts = set(abstract.parts or {}), {name.split(".")[1] for name in stored if name.startswith(PARTS)}
+    if averages == had_averages and owed == had_owed and late == had_late and parts == had_parts:
         return restore(checkpoint, abstract, places)
     asked = (abstract, places)
     if averages != had_averages:
@@ -53,8 +55,15 @@ def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> 
         asked = tuple(map(_replaced, asked, ("owed", "owed"), _as_stored(prepared, had_owed)))
     if late != had_late:
         asked = tuple(_replaced(tree, "delayed", None) for tree in asked)
+    if parts != had_parts:
+        asked = tuple(_replaced(tree, "parts", _only(tree.parts, had_parts)) for tree in asked)
     lost = bool(had_late) and late != had_late
-    left_out = lost or (had_averages and not averages) or bool(had_owed.keys() - (asked[0].owed or {}).keys())
+    left_out = (
+        lost
+        or bool(had_parts - parts)
+        or (had_averages and not averages)
+        or bool(had_owed.keys() - (asked[0].owed or {}).keys())
+    )
     state = restore(checkpoint, *asked, part=left_out)
     if late != had_late:
         if lost:
@@ -65,7 +74,32 @@ def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> 
     elif averages and not had_averages:
         say("an average of the parameters begins with those of the checkpoint")
         state = restart_averaging(prepared, state)
+    if parts != had_parts:
+        state = _with_own_parts(prepared, state, had_parts, say)
     return state if owed == had_owed else _owing(prepared, state, had_owed, say)
+
+
+def _only(states: Mapping[str, Any] | None, names: set[str]) -> dict[str, Any] | None:
+    """Return those states of parts that have these names; None for none."""
+    return {name: state for name, state in (states or {}).items() if name in names} or None
+
+
+def _with_own_parts(prepared: PreparedRun, state: TrainState, had: set[str], say: LogFn) -> TrainState:
+    """Begin the states of the user's parts that the checkpoint lacks."""
+    program, shardings = prepared.step.program, prepared.step.shardings.parts or {}
+    wanted = set(program.abstract.parts or {})
+    for name in sorted(had - wanted):
+        say(f"the checkpoint's state of the step part {name} is dropped: the run no longer has it")
+    if begins := sorted(wanted - had):
+        say(f"the state of {', '.join(begins)}, which the checkpoint lacks, begins here")
+    lacking = [part for part in program.own_parts if part.name in wanted - had]
+    places = {part.name: shardings[part.name] for part in lacking}
+
+    def begun(params: Any) -> dict[str, Any]:
+        return {part.name: part.init_state(params) for part in lacking}
+
+    made = jax.jit(begun, out_shardings=places)(eqx.filter(state.params, program.dense))
+    return dataclasses.replace(state, parts={**(state.parts or {}), **made} or None)
 
 
 def restart_averaging(prepared: PreparedRun, state: TrainState) -> TrainState:

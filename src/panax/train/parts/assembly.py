@@ -7,8 +7,8 @@ from ...core import CollectingTask
 from ...core.errors import RecipeError, suggest_name
 from .average import ExponentialAverage, OptimizerAverage
 from .clipping import ClipLayers, ClipNorm
-from .delayed import DelayedUpdate
 from .frozen_layers import FrozenLayers
+from .gradient_delay import DelayedUpdate
 from .guard import LossScale, SpikeGuard
 from .optimizer_update import LearningRate, OptimizerUpdate
 from .parameter_norm import ParameterNorm
@@ -29,11 +29,11 @@ def step_parts(program: "Program") -> tuple[StepPart, ...]:
     """Return the parts of a program's step in the order in which they act in each phase, a user's own before those that
     they name."""
     parts = list(_built_in(program))
-    for own in program.own_parts:
+    for part_of_user in program.own_parts:
         # One that names a part which this program lacks stands before the next one that it has.
-        later = [kind.name for kind in BUILT_IN][_rank(own.before) :]
+        later = [kind.name for kind in BUILT_IN][_rank(part_of_user.before) :]
         place = next((i for i, part in enumerate(parts) if part.name in later), len(parts))
-        parts.insert(place, own)
+        parts.insert(place, part_of_user)
     return tuple(parts)
 
 
@@ -49,7 +49,9 @@ def check_own_parts(parts: Iterable[StepPart]) -> None:
         if not part.name or part.name in names:
             raise RecipeError(f"{kind}.name={part.name!r}; expected a name that no other part of the step has")
         if part.before not in names:
-            raise RecipeError(f"{kind}.before={part.before!r} is no part of Panax; {suggest_name(part.before, names)}")
+            raise RecipeError(
+                f"{kind}.before={part.before!r}; expected a part of Panax; {suggest_name(part.before, names)}"
+            )
         names.append(part.name)
 
 

@@ -10,7 +10,7 @@ from .step_part import StepPart
 
 @dataclasses.dataclass(frozen=True)
 class FrozenLayers(StepPart):
-    """Gradients of frozen layers are zero. What the optimizer makes of that is masked by the optimizer's part."""
+    """Set gradients of frozen layers to zero; `OptimizerUpdate` leaves the layers unchanged."""
 
     rows: Rows
 

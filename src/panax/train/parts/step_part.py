@@ -2,13 +2,13 @@
 
 A step has these phases. In each, the parts that override its method act in the order of the program's list:
 
-    view        what the loss sees: the batch, and the parameters at which gradients are computed
+    view        the inputs of the loss: the batch, and the parameters at which gradients are computed
     gradients   gradients after their sum over devices, before anything is measured
     facts       what decides on the update: the norm, and whether this batch may change the parameters
     decide      whether the update is applied
     update      from gradients to new parameters; an update that is not applied leaves all of this unchanged
     after       the next state, whether the update was applied or not, and the scalars to report; here parts act in
-                reverse order, so that what was done to the batch first is undone last
+                reverse order, so that the first change to the batch is undone last
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from ...core import Axes, Batch, Gradients, StepGuard, TrainState
 
 
 class StepInputs(NamedTuple):
-    """What the loss sees.
+    """Inputs of the loss.
 
     Attributes:
         axes: Logical axes of each leaf of the batch; None if only rows are sharded.
         params: The parameters at which gradients are computed.
-        memos: What parts remember for their later phases, by the part's name.
+        memos: Values that parts keep for their later phases, by the part's name.
     """
 
     state: TrainState
@@ -43,7 +43,7 @@ class StepInputs(NamedTuple):
 
 
 class StepFacts(NamedTuple):
-    """What is known of a step when its gradients are.
+    """Facts about a step once its gradients are known, from which its update is decided.
 
     Attributes:
         state: The state before the step.
@@ -161,7 +161,7 @@ class StepPart:
         return None
 
     def view(self, inputs: StepInputs) -> StepInputs:
-        """Change what the loss sees."""
+        """Change the inputs of the loss."""
         return inputs
 
     def gradients(self, result: Gradients) -> Gradients:

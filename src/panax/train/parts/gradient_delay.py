@@ -12,7 +12,7 @@ from .step_part import StepFacts, StepInputs, StepOutcome, StepPart, replace_sta
 
 @dataclasses.dataclass(frozen=True)
 class DelayedUpdate(StepPart):
-    """Apply gradients one step late, at parameters that are predicted, if the settings say so.
+    """Apply gradients one step late, at parameters that are predicted, if `comms.delay_correction` is set.
 
     Attributes:
         trainable: Bools with the structure of the parameters.
