@@ -33,7 +33,7 @@ from .mesh_execution import BatchAxes, GradientInputs, GradientRule, compute_mes
 from .parts.guard import next_guard
 from .parts.optimizer_update import LEARNING_RATE
 from .parts.parameter_norm import PARAMETER_NORM
-from .parts.step_part import StepFacts, StepInputs, StepOutcome, StepPart, Update
+from .parts.step_part import DenseUpdate, StepFacts, StepInputs, StepOutcome, StepPart
 from .precision import use_matmul_precision
 from .tables import TableUpdates
 
@@ -218,13 +218,15 @@ def _decided(facts: StepFacts, rule: UpdateRule) -> StepFacts:
     return facts._replace(guard=next_guard(facts, rule.loss_scale_steps))
 
 
-def _updated(facts: StepFacts, parts: tuple[StepPart, ...]) -> Update:
+def _updated(facts: StepFacts, parts: tuple[StepPart, ...]) -> DenseUpdate:
     """Return the updated state if the update is applied, otherwise the old one; a branch of `lax.cond` on targets with
     cheap branches."""
     state = facts.state
-    old = Update(None, facts.trained, state.model_state, state.optimizer_state, state.averaged, state.owed, state.parts)
+    old = DenseUpdate(
+        None, facts.trained, state.model_state, state.optimizer_state, state.averaged, state.owed, state.parts
+    )
 
-    def updated() -> Update:
+    def updated() -> DenseUpdate:
         result = facts.result
         update = old._replace(gradients=result.gradients, model_state=result.state, owed=facts.owed)
         for part in parts:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from panax.core import named_leaves
-from panax.train import StepFacts, StepInputs, StepOutcome, StepPart, Update
+from panax.train import DenseUpdate, StepFacts, StepInputs, StepOutcome, StepPart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class GradientNoise(StepPart):
     name: ClassVar[str] = "gradient_noise"
     before: ClassVar[str] = "clip_norm"
 
-    def update(self, update: Update, facts: StepFacts) -> Update:
+    def update(self, update: DenseUpdate, facts: StepFacts) -> DenseUpdate:
         std = self.scale / (1.0 + facts.state.step.astype(jnp.float32)) ** 0.275
 
         def noisy(number: int, g: jax.Array) -> jax.Array:
@@ -52,7 +52,7 @@ class LowRankView(StepPart):
         state = inputs.state.parts[self.name]
         return inputs._replace(params={**inputs.params, self.leaf: inputs.params[self.leaf] + state["a"] @ state["b"]})
 
-    def update(self, update: Update, facts: StepFacts) -> Update:
+    def update(self, update: DenseUpdate, facts: StepFacts) -> DenseUpdate:
         assert update.parts is not None
         state, gradient = update.parts[self.name], update.gradients[self.leaf]
         moved = {
@@ -120,7 +120,7 @@ class DelayedScaling(StepPart):
         seen = {name: float8_values(w, state[name].max()) for name, w in inputs.params.items()}
         return inputs._replace(params=seen)
 
-    def update(self, update: Update, facts: StepFacts) -> Update:
+    def update(self, update: DenseUpdate, facts: StepFacts) -> DenseUpdate:
         assert update.parts is not None
         history = update.parts[self.name]
         newest = {

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from ...optim.transformation import Transformation
 from ..frozen_params import Rows, mask_frozen_layers
-from .step_part import StepFacts, StepPart, Update
+from .step_part import DenseUpdate, StepFacts, StepPart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ExponentialAverage(StepPart):
 
     name: ClassVar[str] = "average"
 
-    def update(self, update: Update, facts: StepFacts) -> Update:
+    def update(self, update: DenseUpdate, facts: StepFacts) -> DenseUpdate:
         assert facts.guard is not None
         updates = (facts.state.step + 1 - facts.guard.skipped).astype(jnp.float32)
         share = 1.0 - jnp.minimum(self.decay, (1.0 + updates) / (10.0 + updates))
@@ -39,7 +39,7 @@ class OptimizerAverage(StepPart):
 
     name: ClassVar[str] = "average"
 
-    def update(self, update: Update, facts: StepFacts) -> Update:
+    def update(self, update: DenseUpdate, facts: StepFacts) -> DenseUpdate:
         assert self.transformation.average is not None
         average = self.transformation.average(update.params, update.optimizer_state)
         return update._replace(averaged=mask_frozen_layers(average, self.frozen_rows, update.params))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from ...core import Task, pair_axes
 from ...optim.clipping import clip_by_layer
-from .step_part import StepFacts, StepPart, Update
+from .step_part import DenseUpdate, StepFacts, StepPart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class ClipNorm(StepPart):
 
     name: ClassVar[str] = "clip_norm"
 
-    def update(self, update: Update, facts: StepFacts) -> Update:
+    def update(self, update: DenseUpdate, facts: StepFacts) -> DenseUpdate:
         scale = clip_factor(facts.norm, self.limit)
         return update._replace(gradients=jax.tree.map(lambda g: g * scale.astype(g.dtype), update.gradients))
 
@@ -34,7 +34,7 @@ class ClipLayers(StepPart):
 
     name: ClassVar[str] = "clip_layers"
 
-    def update(self, update: Update, facts: StepFacts) -> Update:
+    def update(self, update: DenseUpdate, facts: StepFacts) -> DenseUpdate:
         params = facts.state.params
         axes, meanings = (
             {name: axes for name, _, axes in pair_axes(params, each)}

@@ -9,7 +9,7 @@ import optax
 
 from ...optim.transformation import Transformation, apply_updates
 from ..frozen_params import Rows, mask_frozen_layers
-from .step_part import StepFacts, StepPart, Update
+from .step_part import DenseUpdate, StepFacts, StepPart
 
 LEARNING_RATE = "learning_rate"
 
@@ -33,14 +33,14 @@ class LearningRate(StepPart):
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerUpdate(StepPart):
-    """Update the trained dense parameters; frozen layers stay as they are, whatever the optimizer decays."""
+    """DenseUpdate the trained dense parameters; frozen layers stay as they are, whatever the optimizer decays."""
 
     transformation: Transformation
     frozen_rows: Rows | None
 
     name: ClassVar[str] = "optimizer"
 
-    def update(self, update: Update, facts: StepFacts) -> Update:
+    def update(self, update: DenseUpdate, facts: StepFacts) -> DenseUpdate:
         more = {"value": facts.loss} if self.transformation.takes_loss else {}
         updates, optimizer_state = self.transformation.update(
             update.gradients, update.optimizer_state, update.params, **more

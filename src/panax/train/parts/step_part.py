@@ -95,7 +95,7 @@ class StepFacts(NamedTuple):
         return self._replace(scalars={**self.scalars, **scalars})
 
 
-class Update(NamedTuple):
+class DenseUpdate(NamedTuple):
     """An update being made. A skipped one changes nothing of this.
 
     Attributes:
@@ -113,7 +113,7 @@ class Update(NamedTuple):
     owed: Residuals
     parts: Mapping[str, Any] | None
 
-    def with_part_state(self, part: "StepPart", state: Any) -> "Update":
+    def with_part_state(self, part: "StepPart", state: Any) -> "DenseUpdate":
         """Return this update with another state of a part."""
         return self._replace(parts={**(self.parts or {}), part.name: state})
 
@@ -176,7 +176,7 @@ class StepPart:
         """Return whether the update is applied, given the decision so far."""
         return applied
 
-    def update(self, update: Update, facts: StepFacts) -> Update:
+    def update(self, update: DenseUpdate, facts: StepFacts) -> DenseUpdate:
         """Change gradients, parameters, or state that a skipped update leaves unchanged."""
         return update
 

@@ -14,7 +14,7 @@ from .step_part import StepFacts, StepInputs, StepOutcome, StepPart, replace_sta
 
 @dataclasses.dataclass(frozen=True)
 class TableRows(StepPart):
-    """Update the requested rows of tables, in place: selecting between two versions would read and write whole tables.
+    """DenseUpdate the requested rows of tables, in place: selecting between two versions would read and write whole tables.
 
     Attributes:
         clip_norm: Maximum norm of the whole gradient, that of dense parameters included; None for no limit.
