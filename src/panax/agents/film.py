@@ -91,8 +91,8 @@ def _player(task: Any, max_steps: int) -> Any:
 def rollout_states(
     environment: Environment, act: Act, memory: Any, key: jax.Array, max_steps: int
 ) -> tuple[Any, jax.Array]:
-    """Return the states of one episode of at most `max_steps` steps, and its number of steps; states after its end
-    repeat its last one."""
+    """Return the states of one episode of at most `max_steps` steps, and its number of steps; states after the
+    end of the episode repeat its last state."""
     batch, row = EnvironmentBatch(environment), jnp.zeros(1, jnp.int32)
     first = batch.reset(key, row)
 

@@ -22,7 +22,7 @@ class Statistics(eqx.Module):
 
     @classmethod
     def create(cls, shape: tuple[int, ...]) -> "Statistics":
-        """Create empty statistics: values normalized by them stay as they are."""
+        """Create empty statistics, which leave the values that they normalize unchanged."""
         return cls(jnp.float32(0.0), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))
 
     def update(self, values: Float[Array, "*seen"]) -> "Statistics":

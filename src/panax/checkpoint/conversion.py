@@ -86,7 +86,7 @@ def import_tensors(directory: str | Path, store: Store, folder: str = "") -> Man
         CheckpointError: There are none, they are damaged, pickled, or links that lead out of the folder.
     """
     source = Path(directory)
-    attachments = read_texts(source, "*.json", left_out=INDEX_FILE)
+    attachments = read_texts(source, "*.json", excluded=INDEX_FILE)
     return write_arrays(store, folder, _tensors(source), attachments=attachments)
 
 
@@ -199,14 +199,14 @@ def _tensors(folder: Path) -> Iterator[tuple[str, ArrayEntry, Reader]]:
         reject_pickled(folder)
         raise CheckpointError(f"{folder} holds no safetensors; expected {WEIGHTS_FILE}, or several with {INDEX_FILE}")
     reject_symlink_escape(folder, [*paths, folder / INDEX_FILE])
-    seen: dict[str, Path] = {}
+    path_by_name: dict[str, Path] = {}
     for path in paths:
         try:
             with safe_open(path, framework="numpy") as file:
                 for name in file.keys():  # noqa: SIM118
-                    if name in seen:
-                        raise CheckpointError(f"{name} is in {seen[name]} and in {path}; remove one")
-                    seen[name] = path
+                    if name in path_by_name:
+                        raise CheckpointError(f"{name} is in {path_by_name[name]} and in {path}; remove one")
+                    path_by_name[name] = path
                     part = file.get_slice(name)
                     shape = tuple(part.get_shape())
                     # Slices of empty arrays, and of scalars, can't be taken.
@@ -220,15 +220,15 @@ def _tensors(folder: Path) -> Iterator[tuple[str, ArrayEntry, Reader]]:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"{path} can't be read: {error}; it is missing or incomplete") from error
-    _check_index(folder, seen)
+    _check_index(folder, path_by_name)
 
 
-def _check_index(folder: Path, seen: Mapping[str, Path]) -> None:
+def _check_index(folder: Path, path_by_name: Mapping[str, Path]) -> None:
     if not (folder / INDEX_FILE).is_file():
         return
     try:
         named = json_reader.read(folder / INDEX_FILE)["weight_map"]
-        missing = sorted(set(named) - set(seen))
+        missing = sorted(set(named) - set(path_by_name))
         if not isinstance(named, dict):
             raise TypeError(f"weight_map is {describe_type(named)}")
     except (OSError, ValueError, KeyError, TypeError) as error:

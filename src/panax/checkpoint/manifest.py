@@ -60,7 +60,7 @@ class ArrayEntry:
     key_impl: str | None = None
 
     def check_covered(self, name: str) -> None:
-        """Raise a DamagedError unless the chunks hold each value once: any that none holds would be
+        """Raise a DamagedError unless the chunks hold each value once: a value without a chunk would be
         uninitialized memory."""
         try:
             covered = is_exact_cover(self.shape, [chunk.box for chunk in self.chunks])
@@ -97,7 +97,7 @@ class Manifest:
 
     Attributes:
         arrays: Dotted name to entry.
-        files: Path below the checkpoint's folder to size in bytes: all that belongs to it.
+        files: Path below the checkpoint's folder to size in bytes, of every file of the checkpoint.
         attachments: File name to the entry stored under that name.
         host: State that is not on devices, such as the position of the data; JSON values.
         metric: The metric that determines "best", lower being better; None if nothing was evaluated.

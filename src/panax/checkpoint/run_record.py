@@ -84,7 +84,7 @@ def write_record(store: Store, record: RunRecord) -> None:
     """Write a record to a store, replacing the one before.
 
     Raises:
-        StoreError: The store refused.
+        StoreError: The store rejected a request.
     """
     fields = dataclasses.asdict(record)
     store.write(RECORD_FILE, [json.dumps({"checksum": _seal(fields), "record": fields}).encode()])

@@ -68,9 +68,10 @@ class PerceptronPolicy(Policy):
     """A perceptron for the actions, and another one for the value.
 
     Attributes:
-        hidden: Widths of the layers before the last one, of both.
-        activation: Activation after each of them.
-        first_gain: Gain of the actor's last layer: how far the initial policy is from uniform.
+        hidden: Widths of the hidden layers of both perceptrons.
+        activation: Activation after each hidden layer.
+        first_gain: Initial gain of the actor's last layer; the smaller, the closer the initial policy is to
+            uniform.
     """
 
     hidden: tuple[int, ...] = (64, 64)

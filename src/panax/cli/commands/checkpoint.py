@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
 def ls(where: str) -> int:
     """Print a table of the checkpoints, or of one checkpoint's arrays."""
     if _is_checkpoint(where):
-        print("\n".join(_of_arrays(open_checkpoint(where))))
+        print("\n".join(_format_arrays(open_checkpoint(where))))
         return 0
     console = plain_console()
     checkpointer = _checkpointer(where)
@@ -112,9 +112,9 @@ def ls(where: str) -> int:
     return 0
 
 
-def _of_arrays(found: Checkpoint) -> list[str]:
+def _format_arrays(stored: Checkpoint) -> list[str]:
     """Format two lines for each array, with its full name on a separate line, for searching."""
-    arrays = found.manifest.arrays
+    arrays = stored.manifest.arrays
     lines = ["array", f"  {'MB':>10}  {'chunks':>6}  dtype and shape"]
     for name, entry in arrays.items():
         dtype = entry.dtype if entry.key_impl is None else f"key ({entry.key_impl}) "

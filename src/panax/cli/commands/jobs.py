@@ -138,7 +138,7 @@ def logs(arguments: Sequence[str]) -> int:
         print("\n".join(map(make_printable, lines)))
     while asked.follow:
         sys.stdout.flush()
-        over = _over(place)
+        over = _has_ended(place)
         for process in wanted:
             mark = process if len(seen) > 1 else None
             seen[process] = follow(log_path(place, process), seen[process], mark, last=over)
@@ -189,51 +189,53 @@ def uncordon(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _nodes(asked: argparse.Namespace) -> tuple[Path, list[int], int]:
+def _nodes(options: argparse.Namespace) -> tuple[Path, list[int], int]:
     """Return the folder of the job's files, the selected nodes, and the number of nodes.
 
     Raises:
-        LaunchError: The job has ended, or a host of that name runs none of its processes.
+        LaunchError: The job has ended, or none of its processes runs on a named host.
     """
-    place = job_folder_path(asked.run)
-    job_status, job = _status(place), read_job_file(place / JOB)
+    folder = job_folder_path(options.run)
+    job_status, job = _status(folder), read_job_file(folder / JOB)
     if "end" in job_status:
         raise LaunchError(f"the job has ended: {job_status['end']['message']}")
     hosts: dict[str, list[int]] = {}
-    for one in job_status.get("processes", ()):
-        hosts.setdefault(one["host"], []).append(one["node"])
+    for process in job_status.get("processes", ()):
+        hosts.setdefault(process["host"], []).append(process["node"])
     numbers: set[int] = set()
-    for each in asked.nodes:
-        if not each.isdecimal() and each not in hosts:
+    for node in options.nodes:
+        if not node.isdecimal() and node not in hosts:
             raise LaunchError(
-                f"no process of the job runs on {each!r}; its hosts are {', '.join(sorted(hosts)) or 'none yet'}"
+                f"no process of the job runs on {node!r}; its hosts are {', '.join(sorted(hosts)) or 'none yet'}"
             )
-        numbers |= {int(each)} if each.isdecimal() else {*hosts[each]}
-    return place, sorted(numbers), int(job["nodes"])
+        numbers |= {int(node)} if node.isdecimal() else {*hosts[node]}
+    return folder, sorted(numbers), int(job["nodes"])
 
 
-def _status(place: Path) -> dict[str, Any]:
-    return read_job_file(place / STATUS) if (place / STATUS).is_file() else {"at": read_job_file(place / JOB)["began"]}
+def _status(folder: Path) -> dict[str, Any]:
+    return (
+        read_job_file(folder / STATUS) if (folder / STATUS).is_file() else {"at": read_job_file(folder / JOB)["began"]}
+    )
 
 
-def is_followed(place: Path, found: Mapping[str, Any], seconds: float = STALE_SECONDS / 2) -> bool:
+def is_followed(folder: Path, last_status: Mapping[str, Any], seconds: float = STALE_SECONDS / 2) -> bool:
     """Return True if a supervisor writes a job's status: it is recent, or changes while observed.
 
     The writing host's clock may differ: a status that looks old, or from the future, is observed for a while.
     """
-    if abs(time.time() - found.get("at", 0.0)) <= STALE_SECONDS:
+    if abs(time.time() - last_status.get("at", 0.0)) <= STALE_SECONDS:
         return True
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(FOLLOW_SECONDS)
-        if _status(place) != found:
+        if _status(folder) != last_status:
             return True
     return False
 
 
-def _over(place: Path) -> bool:
-    found = _status(place)
-    return "end" in found or not is_followed(place, found)
+def _has_ended(folder: Path) -> bool:
+    job_status = _status(folder)
+    return "end" in job_status or not is_followed(folder, job_status)
 
 
 def _ago(seconds: float) -> str:
