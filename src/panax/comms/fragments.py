@@ -1,8 +1,8 @@
 """Partition of the parameters into fragments that are synchronized at different steps (streaming DiLoCo).
 
-Each fragment is synchronized once in `local_steps` steps, and their turns are spread over these, so that at
-most one fragment is sent at once. A fragment consists of every n-th layer of the layer stacks, for n
-fragments; other arrays are assigned whole, balanced by size.
+Each fragment is synchronized once in `local_steps` steps. The synchronizations are spread over these steps, so
+that at most one fragment is sent at once. A fragment consists of every n-th layer of the layer stacks, for n
+fragments; other arrays are not divided, and are assigned so that fragments have similar sizes.
 
 Source: arXiv:2501.18512.
 """
@@ -30,7 +30,7 @@ class OuterSync:
     Attributes:
         sent_fragments: Fragments for which an outer step is taken.
         received_fragments: Fragments for which each replica adopts the result.
-        is_full: True to adopt it unmixed, regardless of `mixing`, at the final synchronization.
+        is_full: True to adopt the result unmixed, regardless of `mixing`, at the final synchronization.
     """
 
     sent_fragments: tuple[int, ...]

@@ -103,8 +103,8 @@ class CollectingTask(Task):
         """
 
     def should_continue(self, scalars: Mapping[str, Any]) -> jax.Array:
-        """Return True to apply an update with these losses and metrics; if not, no further update follows
-        until the next collection.
+        """Return True to apply an update with these losses and metrics; False ends the updates until the next
+        collection.
         """
         raise NotImplementedError
 
@@ -127,14 +127,14 @@ class CollectingTask(Task):
             runs: Sizes of additional leading axes if several runs are stacked.
 
         Raises:
-            RecipeError: It does not fit; the message names the excess and the setting to lower.
+            RecipeError: The state does not fit; the message names the excess and the setting to lower.
         """
 
     def check_rows(self, batch: Batch) -> None:
         """Check that the batch has one row per environment.
 
         Raises:
-            RecipeError: It has a different number of rows.
+            RecipeError: The batch has a different number of rows.
         """
         if batch[ROW_LEAF].shape != (self.rows,):
             raise RecipeError(
