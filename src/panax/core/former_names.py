@@ -31,6 +31,7 @@ _OPTIMIZERS = (
 FIELDS: Mapping[str, Mapping[str, str]] = {
     "Dqn": _OFF_POLICY,
     "Experiment": {"table_optimizer": "embedding_optimizer", "rewind": "rollback"},
+    "GridWorld": {"seen": "observation"},
     "Islands": {"place": "store"},
     "MoE": {"normalised": "normalize_topk"},
     "Ppo": {

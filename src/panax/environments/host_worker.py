@@ -115,7 +115,7 @@ def parse_message(line: bytes) -> tuple[dict[str, Any], list[tuple[np.dtype, tup
     """Parse a message's line; return its content, and the dtypes and shapes of the arrays that follow.
 
     Raises:
-        ValueError: It is not a valid line, or announces invalid arrays.
+        ValueError: The line is invalid, or announces invalid arrays.
     """
     head = json_reader.parse_as(dict, line, constants=True)
     try:

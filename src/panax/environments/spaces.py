@@ -33,7 +33,7 @@ class Space(Validated, abc.ABC):
 
     @abc.abstractmethod
     def contains(self, value: Num[Array, "..."] | Bool[Array, "..."]) -> Bool[Array, ""]:
-        """Return True if a value of the right shape and dtype is in this set. NaN is in none."""
+        """Return True if a value of the right shape and dtype is in this set. NaN never is."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class Box(Space):
         return jnp.all((wide >= self._full(self.lower)) & (wide <= self._full(self.upper)))
 
     def clip(self, value: Num[Array, "*batch"]) -> Num[Array, "*batch"]:
-        """Clip a value, or a batch of them with leading axes, to the bounds."""
+        """Clip a value, or a batch of values with leading axes, to the bounds."""
         low, high = (
             jnp.broadcast_to(self._full(bound).astype(value.dtype), value.shape) for bound in (self.lower, self.upper)
         )

@@ -254,7 +254,7 @@ class Kubernetes:
 
 
 class KubernetesAgents:
-    """The agent of the first pod; those of other pods connect by themselves, and Kubernetes replaces their
+    """The agent of the first pod; agents of other pods connect by themselves, and Kubernetes replaces their
     pods."""
 
     def __init__(self, agent: Sequence[str], environment: Mapping[str, str], nodes: int):

@@ -103,8 +103,8 @@ class Mpi:
         )
 
     def _command(self) -> list[str]:
-        """Build the mpirun command. Only variables' names are passed; the values come from its environment,
-        so that no process list shows them."""
+        """Build the mpirun command. Only variables' names are passed; mpirun takes the values from its
+        environment, so that no process list shows them."""
         mpirun = require("mpirun", INSTALL_ADVICE, self._environment)
         nodes = str(self._resources.nodes)
         names = [*self._passed, SUPERVISOR, SECRET]
@@ -132,7 +132,7 @@ class Mpi:
 
 
 class MpiAgents:
-    """Agents under one `mpirun`; a lost machine can't be replaced without ending it."""
+    """Agents under one `mpirun`, which has to end before a lost machine can be replaced."""
 
     def __init__(self, mpirun: ClientProcess, nodes: int):
         self._mpirun, self._nodes = mpirun, nodes

@@ -106,15 +106,15 @@ class Slurm:
 
     def start_agents(self, supervisor: str, secret: str) -> "SlurmAgents":
         environment = {**self._environment, SUPERVISOR: supervisor, SECRET: secret}
-        return SlurmAgents(self._srun(), environment, self._hosts(), self._one_more())
+        return SlurmAgents(self._srun(), environment, self._hosts(), self._extra_node_command())
 
     def _hosts(self) -> list[str]:
         nodes = self._environment["SLURM_JOB_NODELIST"]
         return run_client(["scontrol", "show", "hostnames", nodes], self._environment).split()
 
     def _srun(self) -> list[str]:
-        """Build the srun command. Only variables' names are passed; the values come from its environment, so
-        that no process list shows them."""
+        """Build the srun command. Only variables' names are passed; srun takes the values from its
+        environment, so that no process list shows them."""
         names = ",".join([*self._passed, SUPERVISOR, SECRET, NODE])
         nodes = str(self._resources.nodes)
         # Everything that the job has on a node, also if other steps run; losing one agent does not end the
@@ -126,7 +126,7 @@ class Slurm:
         agent = REQUEUEING_AGENT_COMMAND if self._agent == AGENT_COMMAND else self._agent
         return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", *alone, share, f"--export={names}", *agent]
 
-    def _one_more(self) -> list[str]:
+    def _extra_node_command(self) -> list[str]:
         """Return the command of the job that requests another node; empty for an interactive allocation,
         without a script."""
         folder = self._environment.get(FOLDER_VARIABLE, "")
@@ -137,7 +137,7 @@ class Slurm:
             "job-name": f"panax-{_word(Path(folder).parent.name)}-node",
             "nodes": 1,
             "ntasks-per-node": 1,
-            **self._of_node(),
+            **self._node_requirements(),
             "chdir": os.getcwd(),
             "output": f"{folder.replace('%', '%%')}/slurm-%j.out",
             "signal": f"B:TERM@{SIGNAL_SECONDS}",
@@ -146,7 +146,7 @@ class Slurm:
         flags = [f"--{name}={value}" for name, value in options.items() if value]
         return ["sbatch", "--parsable", "--no-requeue", *flags, f"--wrap=exec {shlex.join(self._agent)}"]
 
-    def _of_node(self) -> dict[str, object]:
+    def _node_requirements(self) -> dict[str, object]:
         """Return the requirements of a node, and the queue to request it from."""
         asked = self._resources
         return {
@@ -168,7 +168,7 @@ class Slurm:
             "job-name": f"panax-{_word(folder.name)}",
             "nodes": asked.nodes,
             "ntasks-per-node": 1,
-            **self._of_node(),
+            **self._node_requirements(),
             "array": asked.array,
             "chdir": os.getcwd(),
             "output": f"{output}/slurm-{task}.out",
