@@ -87,7 +87,7 @@ class UsableDocuments:
         """Count a bad record.
 
         Raises:
-            DataError: There are more than the limit.
+            DataError: There are more bad records than the limit.
         """
         self.bad.append(record)
         raise_bad_records(len(self.bad), self._limits.max_bad_records, self.bad)

@@ -49,7 +49,7 @@ class TextData(Validated):
         packing: Fill each row with documents up to `sequence_length`; else each row is one document,
             truncated there.
         buckets: Without packing, the sequence lengths that a batch may have, ascending; `sequence_length` is
-            always one.
+            always included.
         max_characters: A longer document (prompt and text together) is a bad record. None: no limit.
         max_bad_records: Up to this many unusable records of a corpus are skipped and recorded; more are an
             error.
@@ -132,7 +132,7 @@ class TextData(Validated):
         return tuple(lines)
 
     def _special_note(self, part: "OpenedPart") -> Iterator[str]:
-        """Yield a note if plain texts spell special tokens, which are then no special tokens."""
+        """Yield a note if plain texts spell special tokens, which are then encoded as ordinary characters."""
         count, documents = part.training.store.num_with_special_tokens, len(part.training.store.offsets) - 1
         if count and part.training.store.end_of_document is not None:
             yield (
