@@ -11,7 +11,7 @@ def call_loss(loss: Callable[..., Any], *arguments: Any, **offered: Any) -> Any:
     """Call `loss(*arguments)`, with those of the `offered` keywords that its signature names.
 
     Raises:
-        RecipeError: It can't be called this way.
+        RecipeError: The loss can't be called this way.
     """
     return loss(*arguments, **select_keywords(loss, len(arguments), offered))
 

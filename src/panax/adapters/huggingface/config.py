@@ -64,7 +64,7 @@ def read_config(folder: Path) -> tuple[Family, DecoderConfig | VitConfig]:
 
 
 def read_decoder(raw: Mapping[str, Any], where: Path) -> DecoderConfig:
-    """Return the configuration of a decoder from its config.json, which need not be a file."""
+    """Return the configuration of a decoder from the content of its config.json."""
     return _decoder_config(_Reader(_family_of(raw, where), raw, where))
 
 
@@ -184,7 +184,7 @@ def _layer_fields(read: _Reader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shortest_cycle(values: tuple[Any, ...], default: Any) -> tuple[Any, ...]:
-    """Return the shortest cycle that gives these values when repeated; of no values, a cycle of the default."""
+    """Return the shortest cycle that gives these values when repeated; without values, a cycle of the default."""
     for length in range(1, len(values) + 1):
         if all(x == values[i % length] for i, x in enumerate(values)):
             return values[:length]

@@ -49,7 +49,7 @@ def layer_rotaries(config: DecoderConfig) -> Rotaries:
 
 
 def check_same(theirs: DecoderConfig, ours: DecoderConfig, folder: Path) -> None:
-    """Raise a RecipeError that names each field in which the two compute something else.
+    """Raise a RecipeError that names each field in which the two configurations compute something else.
 
     Dropout may differ, settings of a mixture that concern training alone, and, without learned positions, the
     maximum length.
@@ -72,7 +72,7 @@ def to_config_json(config: DecoderConfig, model_type: str | None) -> tuple[Famil
     """Return the family that can express a configuration, and its config.json.
 
     Raises:
-        RecipeError: None can, or `model_type` can't; names the fields in the way.
+        RecipeError: No family can, or `model_type` can't; the message names the fields that prevent it.
     """
     if model_type is not None and model_type not in FAMILIES:
         raise RecipeError(f"model_type={model_type!r} is unknown; {suggest_name(model_type, FAMILIES)}")

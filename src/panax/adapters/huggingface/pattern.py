@@ -36,7 +36,7 @@ class Pattern:
 
     @property
     def named(self) -> frozenset[str]:
-        """Return the logical axes for which it needs a size."""
+        """Return the logical axes for which the pattern needs a size."""
         axes = (axis for parts in self._groups for part in parts for axis in part)
         return frozenset(name for axis in axes if not axis.isdigit() for name in axis.split("+"))
 
@@ -141,7 +141,7 @@ class GroupedPattern(Pattern):
     def read(
         self, tensor: Any, axes: Sequence[str], sizes: Mapping[str, int], ranges: Sequence[IndexRange], part: int
     ) -> np.ndarray:
-        """Read the region `ranges` of a parameter; whole groups are read, those that hold any of it.
+        """Read the region `ranges` of a parameter; all groups that overlap it are read completely.
 
         >>> tensor = np.arange(8)[:, None]  # of two groups: two rows of a, then two of h
         >>> sizes = {"g": 2, "a": 2, "h": 4, "e": 1}
@@ -168,21 +168,21 @@ class GroupedPattern(Pattern):
         by_group[:, self._span(part, sizes)] = rows.reshape(groups, self._width(part, sizes), *tensor.shape[1:])
 
     def _heads_of_group(self, part: int, sizes: Mapping[str, int]) -> int:
-        """Return how many entries of a part's first axis belong to one group."""
+        """Return the number of entries of a part's first axis in one group."""
         return sizes[self._parts[part][0]] // sizes[self._group]
 
     def _width(self, part: int, sizes: Mapping[str, int]) -> int:
-        """Return the rows of a part in one group."""
+        """Return the number of rows of a part in one group."""
         return math.prod(sizes[axis] for axis in self._parts[part]) // sizes[self._group]
 
     def _span(self, part: int, sizes: Mapping[str, int]) -> slice:
-        """Return the rows of a part within those of a group."""
+        """Return the range of a part's rows within a group's."""
         before = sum(self._width(earlier, sizes) for earlier in range(part))
         return slice(before, before + self._width(part, sizes))
 
 
 def _order(part_axes: Sequence[str], axes: Sequence[str], part: int) -> list[int]:
-    named = [_own(axis, part) for axis in part_axes if not axis.isdigit()]
+    named = [_axis_of_part(axis, part) for axis in part_axes if not axis.isdigit()]
     return [named.index(axis) for axis in axes]
 
 
@@ -194,17 +194,17 @@ def _size(axis: str, sizes: Mapping[str, int]) -> int:
     return int(axis) if axis.isdigit() else sum(sizes[name] for name in axis.split("+"))
 
 
-def _own(axis: str, part: int) -> str:
+def _axis_of_part(axis: str, part: int) -> str:
     """Return the logical axis of a part in a sum of axes; any other axis itself."""
     names = axis.split("+")
     return names[part] if len(names) > 1 else axis
 
 
-def _range(axis: str, sizes: Mapping[str, int], wanted: Mapping[str, IndexRange], part: int) -> IndexRange:
-    """Return the range of a part's wanted region along an axis of the pattern."""
+def _range(axis: str, sizes: Mapping[str, int], ranges: Mapping[str, IndexRange], part: int) -> IndexRange:
+    """Return the range of a part's region `ranges` along an axis of the pattern."""
     if axis.isdigit():
         return (0, 1) if axis == "1" else (part, part + 1)
-    low, high = wanted[_own(axis, part)]
+    low, high = ranges[_axis_of_part(axis, part)]
     before = sum(sizes[name] for name in axis.split("+")[:part]) if "+" in axis else 0
     return before + low, before + high
 

@@ -39,13 +39,13 @@ NEUTRAL: Mapping[str, Any] = {"bias": "none", "lora_bias": False, "fan_in_fan_ou
 """Values that change nothing; of all other keys, these are null, false and empty."""
 
 
-class _Place(NamedTuple):
-    """An adapter's part in the files: the module, the stacked weight, and the place in its copies."""
+class _AdapterLocation(NamedTuple):
+    """Location of an adapter: its module in the files, the stacked weight, and the index in its copies."""
 
     module: str
     name: str
     weight: LowRankWeight
-    place: tuple[int, ...]
+    copy_index: tuple[int, ...]
 
 
 def save_adapter(
@@ -57,24 +57,24 @@ def save_adapter(
         directory: Created if it does not exist; must not hold another adapter.
         lora: The task's settings.
         base: Name or folder of the model that the adapters belong to, recorded for readers.
-        like: Its config.json, as in `save`.
+        like: The base's config.json, as in `save`.
 
     Raises:
         RecipeError: The model has no adapters, or the family's files hold an adapted matrix together with others.
         CheckpointError: The folder can't be written, or holds an adapter.
     """
     folder = Path(directory)
-    places = list(_places(model, like or {}))
-    if not places:
+    locations = list(_adapter_locations(model, like or {}))
+    if not locations:
         raise RecipeError("the model has no adapters; train with task.adapter, or save the model itself")
     if (folder / WEIGHTS).exists():
         raise CheckpointError(f"{folder} holds an adapter already; choose another folder, or empty it")
     tensors = {}
-    for place in places:
-        a, b = (np.asarray(part[place.place]) for part in (place.weight.a, place.weight.b))
+    for location in locations:
+        a, b = (np.asarray(part[location.copy_index]) for part in (location.weight.a, location.weight.b))
         rank = a.shape[-1]
-        tensors[f"{PREFIX}{place.module}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
-        tensors[f"{PREFIX}{place.module}.lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
+        tensors[f"{PREFIX}{location.module}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
+        tensors[f"{PREFIX}{location.module}.lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
     raw = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -82,7 +82,7 @@ def save_adapter(
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "use_rslora": lora.rank_stabilized,
-        "target_modules": sorted({place.module for place in places}),
+        "target_modules": sorted({location.module for location in locations}),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -104,7 +104,7 @@ def read_adapter_config(directory: str | Path) -> LoRA:
 
     Raises:
         CheckpointError: The file is missing or broken.
-        RecipeError: It has a key that changes the forward pass and is not implemented.
+        RecipeError: The file has a key that changes the forward pass and is not implemented.
     """
     path = Path(directory) / CONFIG
     try:
@@ -141,29 +141,29 @@ def load_adapter(directory: str | Path, model: Decoder, *, like: Mapping[str, An
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} can't be read: {error}; it is missing or incomplete: fetch it again") from error
     filled: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for place in _places(model, like or {}):
-        if place.name not in filled:
-            parts = place.weight.a, place.weight.b
-            filled[place.name] = tuple(np.zeros(part.shape, part.dtype) for part in parts)  # pyright: ignore
-        for part, target in zip(("A", "B"), filled[place.name]):
-            name = f"{PREFIX}{place.module}.lora_{part}.weight"
+    for location in _adapter_locations(model, like or {}):
+        if location.name not in filled:
+            parts = location.weight.a, location.weight.b
+            filled[location.name] = tuple(np.zeros(part.shape, part.dtype) for part in parts)  # pyright: ignore
+        for part, target in zip(("A", "B"), filled[location.name]):
+            name = f"{PREFIX}{location.module}.lora_{part}.weight"
             if name not in tensors:
                 continue
-            region, tensor = target[place.place], tensors.pop(name)
+            region, tensor = target[location.copy_index], tensors.pop(name)
             rank, width = (region.shape[-1], region.shape[:-1]) if part == "A" else (region.shape[0], region.shape[1:])
             shape = (rank, math.prod(width)) if part == "A" else (math.prod(width), rank)
             if tensor.shape != shape:
                 raise CheckpointError(f"{path}: {name} has the shape {tensor.shape}; expected {shape}")
-            target[place.place] = tensor.T.reshape(region.shape)
+            target[location.copy_index] = tensor.T.reshape(region.shape)
     if tensors:
         raise CheckpointError(
             f"{path} holds adapters that the model has no place for: {', '.join(sorted(tensors)[:5])}"
         )
-    return _replaced(model, filled)
+    return _replace_adapters(model, filled)
 
 
-def _replaced(model: Decoder, filled: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Decoder:
-    """Return the model with these arrays as A and B, in the sharding of those that it has."""
+def _replace_adapters(model: Decoder, filled: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Decoder:
+    """Return the model with these arrays as A and B, in the sharding of the present ones."""
     leaves, structure = jax.tree.flatten_with_path(model, is_leaf=is_low_rank)
 
     def one(name: str, node: Any) -> Any:
@@ -175,7 +175,7 @@ def _replaced(model: Decoder, filled: Mapping[str, tuple[np.ndarray, np.ndarray]
     return structure.unflatten([one(path_name(path), node) for path, node in leaves])
 
 
-def _places(model: Decoder, like: Mapping[str, Any]) -> Iterator[_Place]:
+def _adapter_locations(model: Decoder, like: Mapping[str, Any]) -> Iterator[_AdapterLocation]:
     """Yield each adapter of a model, layer by layer, with the module of the family that it belongs to.
 
     Raises:
@@ -189,7 +189,7 @@ def _places(model: Decoder, like: Mapping[str, Any]) -> Iterator[_Place]:
             continue
         _check_alone(match, weight)
         for index in match.places:
-            yield _Place(match.tensor(index).removesuffix(".weight"), match.name, weight, index)
+            yield _AdapterLocation(match.tensor(index).removesuffix(".weight"), match.name, weight, index)
 
 
 def _check_alone(match: ParameterMatch, weight: LowRankWeight) -> None:

@@ -48,8 +48,8 @@ def task(
     """Adapt a PyTorch module, unchanged, as a task.
 
     It is traced forward and backward by PyTorch's own autograd, for the shapes of each batch; a module that
-    can't be traced correctly is refused, naming the module and the line. `task.trained(state)` returns the
-    module with its trained weights.
+    can't be traced correctly is rejected with an error that names the module and the line. `task.trained(state)`
+    returns the module with its trained weights.
 
     Args:
         module: A `torch.nn.Module` on the CPU, or on the meta device with `weights` or `initialize`. In
@@ -60,7 +60,7 @@ def task(
             a scalar (the mean over the batch's rows, which are its weight), a pair (sum, weight), a mapping
             of names to these, or one of those with a mapping of metrics.
         example: A batch in the form of the data: its leaves, their dtypes, and shapes to check with.
-        sharding: Patterns of parameter names (`*` matches anything) to logical axes, instead of the automatic
+        sharding: Patterns of parameter names (`*` matches any text) to logical axes, instead of the automatic
             ones.
         compute_dtype: "float32", "bfloat16" or "float16"; below float32 the forward runs under
             `torch.autocast`, and parameters stay as they are. In float16 the loss is scaled
@@ -71,7 +71,7 @@ def task(
         initialize: `initialize(module)` writes every parameter and buffer of a module on the meta device, for
             example `lambda module: module.init_weights()`; it is traced, and drawn in shards from the run's
             seed.
-        check: Compare loss, gradients and buffers with PyTorch's own on the example first, and refuse the
+        check: Compare loss, gradients and buffers with PyTorch's own on the example first, and reject the
             module if they disagree.
 
     Raises:
@@ -170,7 +170,7 @@ class _Programs:
         return self._programs[signature]
 
     def refuse_moved(self) -> None:
-        """Raise if a tensor that is a constant of the programs has been changed since it was traced."""
+        """Raise if a tensor that is a constant of the programs has been changed since the trace."""
         for program in self._programs.values():
             refuse_changed(program.traced.outside)
 
@@ -178,7 +178,7 @@ class _Programs:
         """Return the losses and metrics as (sum, weight), and the buffers afterwards."""
         self._check(batch)
         if is_debugging():
-            return self._for_real(params, state, batch, key, train)
+            return self._run_module(params, state, batch, key, train)
         program = self.of({name: tuple(leaf.shape) for name, leaf in batch.items()}, train=train)
         traced = program.traced
         trained = tuple(params[name] for name in traced.trained)
@@ -208,7 +208,7 @@ class _Programs:
                     f"like the example"
                 )
 
-    def _for_real(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
+    def _run_module(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
         """Run the module itself on real values, for debugging: breakpoints and prints in its code work."""
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in {**params, **state}.items()}
         leaves = {name: torch.from_numpy(np.array(leaf)).to(self.dtypes[name]) for name, leaf in batch.items()}

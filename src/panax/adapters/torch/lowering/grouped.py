@@ -1,5 +1,5 @@
-"""Grouped matmuls of mixtures of experts, on Panax's kernels: the time is that of the rows, not of rows times
-experts."""
+"""Grouped matmuls of mixtures of experts, on Panax's kernels: the time is proportional to the rows, not to rows
+times experts."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from .registry import aten, register_lowering
 
 @torch.library.custom_op("panax::grouped_mm", mutates_args=())
 def grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Compute `aten._grouped_mm`, which has a shape rule for bfloat16 alone, though it computes in float32
-    too (torch 2.11 to 2.13)."""
+    """Compute `aten._grouped_mm`, which has a shape rule for bfloat16 only, though it also computes in float32
+    (torch 2.11 to 2.13)."""
     return torch.ops.aten._grouped_mm.default(a, b, ends)
 
 

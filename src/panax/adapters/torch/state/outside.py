@@ -20,7 +20,8 @@ def refuse_outside(sums: Sequence[torch.Tensor], tensors: Mapping[str, torch.Ten
         tensors: The module's parameters and buffers by name.
 
     Raises:
-        RecipeError: It is a parameter of a criterion, or one of the module's that an object holds a view of.
+        RecipeError: The tensor is a parameter of a criterion, or a parameter of the module of which an object
+            holds a view.
     """
     names = {id(tensor): name for name, tensor in tensors.items()}
     stand_ins: list[Any] = [total.grad_fn for total in sums]
@@ -53,10 +54,10 @@ def refuse_outside(sums: Sequence[torch.Tensor], tensors: Mapping[str, torch.Ten
 
 @dataclasses.dataclass(frozen=True)
 class UserConstant:
-    """A tensor of the user that a traced step holds fixed.
+    """A tensor of the user that is a constant of a traced step.
 
     Attributes:
-        mark: Fingerprint that shows if it has changed.
+        mark: Fingerprint by which changes are detected.
     """
 
     name: str
@@ -69,7 +70,7 @@ class UserConstant:
 
 
 def find_user_constants(constants: Iterable[torch.Tensor], before: PythonState) -> tuple[UserConstant, ...]:
-    """Return those of a graph's constants that the user's Python code holds."""
+    """Return the constants of a graph that the user's Python code holds."""
     memory = {_address(tensor) for tensor in constants} - {None}
     return tuple(
         UserConstant(f"{place.owner}, {place.display_name}", tensor, _mark(tensor))
@@ -79,7 +80,7 @@ def find_user_constants(constants: Iterable[torch.Tensor], before: PythonState) 
 
 
 def refuse_changed(constants: Iterable[UserConstant]) -> None:
-    """Raise if a tensor that the compiled steps hold fixed has been changed since."""
+    """Raise if a tensor that is a constant of the compiled steps has been changed."""
     for constant in constants:
         if constant.has_changed:
             raise RecipeError(

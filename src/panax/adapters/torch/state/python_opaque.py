@@ -61,15 +61,15 @@ def inspect_context_variable(place: ValueLocation, value: contextvars.ContextVar
 
 
 def inspect_reference(place: ValueLocation, value: Any) -> SeenValue:
-    """Inspect a weak reference, which keeps no tensor alive, but leads to an object."""
+    """Inspect a weak reference, which keeps no tensor alive but refers to an object."""
     held = value()
     children = [] if held is None or isinstance(held, torch.Tensor) else [(place.under("()"), held)]
     return SeenValue(type(value).__name__, children)
 
 
 def is_iterator(value: Any) -> bool:
-    """Return True if taking a value advances it and no attribute shows its position: a generator,
-    `itertools.cycle`."""
+    """Return True for an iterator that advances when a value is taken and has no attribute with its position, such
+    as a generator or `itertools.cycle`."""
     if not isinstance(value, Iterator) or isinstance(value, io.IOBase | itertools.count):
         return False
     return find_package(type(value)) in SKIPPED_PACKAGES or not hasattr(value, "__dict__")

@@ -1,10 +1,9 @@
 """State that Python code can reach and change outside a module's tensors: watched while a module is traced,
 and restored afterwards.
 
-A trace holds every Python value fixed. A number that each forward increments, wherever it is stored, would be
-frozen silently; so the values that the module and its loss can reach are compared between forwards. Leftovers
-of a forward on tensors without values (a tensor in a list, an entry of a cache) would break the user's own
-module; so all of them are removed again.
+A trace treats every Python value as a constant. A number that each forward increments would be frozen silently, so the
+values that the module and its loss can reach are compared between forwards. Tensors without values that a trace leaves
+behind (in a list, or in a cache) would break the user's own module, so they are removed again.
 """
 
 import collections
@@ -56,12 +55,12 @@ class PythonState:
     Attributes:
         tokens: Tokens for comparison, by location.
         fakes: The locations that hold a tensor of a trace.
-        borrowed: Functions of `random` that code holds by its own names, each with a function that replaces
-            it.
+        borrowed: Functions of `random` that code has imported under its own names, each with a function that
+            replaces it.
         aliases: The module's own parameters and buffers that Python code holds too, each with a function that
             replaces it.
-        iterators: Generators and the like that code holds, each with a function that replaces it.
-        unfollowed: The locations of tensors that are views of those, or that can't be replaced.
+        iterators: Generators and other iterators that code holds, each with a function that replaces it.
+        unfollowed: The locations of tensors that are views of the module's tensors, or that can't be replaced.
         outside: By id, tensors with values that are not the module's, with their locations.
         packages: Packages of the module and the loss.
     """
@@ -70,8 +69,8 @@ class PythonState:
         """
         Args:
             stand_ins: The module's own tensors by the ids of their stand-ins in a trace. If a forward has
-                left a stand-in in a location of its own (recurrent layers list their weights again), the
-                tensor itself is put there.
+                stored a stand-in in another location (recurrent layers list their weights again), it is
+                replaced by the tensor.
         """
         self._names = {id(part): path for path, part in module.named_modules()}
         self.packages = {find_package(type(part)) for part in module.modules()} | {find_package(loss)}
@@ -169,7 +168,8 @@ class PythonState:
         """Return True if a class or function is in a file that is not installed, or in an installed package
         of the model.
 
-        For the latter, classes are followed if they are those of objects, and not wherever a file names them.
+        In an installed package, classes are followed if they are the classes of objects, but not if a file only names
+        them.
         """
         package = find_package(code)
         if package in SKIPPED_PACKAGES:
@@ -180,7 +180,7 @@ class PythonState:
         return package in self.packages and (place is None or not isinstance(code, type) or not place.trail)
 
     def _shares(self, value: torch.Tensor | np.ndarray) -> bool:
-        """Return True if it shares memory with the module's tensors."""
+        """Return True if an array shares memory with the module's tensors."""
         extent = memory_extent(value)
         return extent is not None and any(extent.overlaps(own) for own in self._extents)
 
@@ -220,7 +220,7 @@ class PythonState:
 
 
 def _forget_lazy(distribution: Any) -> None:
-    """Remove the values that a distribution has cached in a trace: it would compute them again."""
+    """Remove the values that a distribution has cached in a trace, so that it computes them again."""
     for name, held in list(vars(distribution).items()):
         if isinstance(held, FakeTensor) and isinstance(
             inspect.getattr_static(type(distribution), name, None), lazy_property

@@ -48,7 +48,7 @@ def inspect_object(place: ValueLocation, value: Any, classes: list[tuple[ValueLo
     children += [(place.under(f".{name}" if place.trail else repr(name)), each) for name, each in kept.items()]
     if isinstance(held, dict):
         children += [(place.under(f".{name}" if place.trail else repr(name)), each) for name, each in held.items()]
-        shallow = {name: _unadvanced(each) for name, each in held.items()}
+        shallow = {name: _copy_count(each) for name, each in held.items()}
         held_ = held
 
         def restore() -> None:
@@ -70,31 +70,33 @@ def _slots(cls: type) -> list[str]:
     return [name for name in names if name not in ("__dict__", "__weakref__") and is_user_class(cls)]
 
 
-def _entries(held: dict[str, Any]) -> list[tuple[Callable[[Any], None], Any]]:
-    return _entries_of(held, held)
+def _entries(namespace: dict[str, Any]) -> list[tuple[Callable[[Any], None], Any]]:
+    return _entries_of(namespace, namespace)
 
 
-def _entries_of(held: dict[str, Any], names: Iterable[str]) -> list[tuple[Callable[[Any], None], Any]]:
-    return [(functools.partial(held.__setitem__, name), held[name]) for name in names]
+def _entries_of(namespace: dict[str, Any], names: Iterable[str]) -> list[tuple[Callable[[Any], None], Any]]:
+    return [(functools.partial(namespace.__setitem__, name), namespace[name]) for name in names]
 
 
-def _unadvanced(value: Any) -> Any:
-    """Return a copy of a count, which can't be reset; anything else as it is."""
+def _copy_count(value: Any) -> Any:
+    """Return a copy of an `itertools.count`, which can't be reset; other values themselves."""
     return copy.copy(value) if type(value) is itertools.count else value
 
 
-def _is_same(now: Any, kept: Any) -> bool:
-    return now is kept or (type(kept) is itertools.count and repr(now) == repr(kept))
+def _is_same(value: Any, saved: Any) -> bool:
+    return value is saved or (type(saved) is itertools.count and repr(value) == repr(saved))
 
 
-def _refill(held: dict[Any, Any], kept: Mapping[Any, Any]) -> None:
-    if len(held) != len(kept) or any(name not in held or not _is_same(held[name], each) for name, each in kept.items()):
-        held.clear()
-        held.update(kept)
+def _refill(target: dict[Any, Any], saved: Mapping[Any, Any]) -> None:
+    if len(target) != len(saved) or any(
+        name not in target or not _is_same(target[name], each) for name, each in saved.items()
+    ):
+        target.clear()
+        target.update(saved)
 
 
 def _dict(place: ValueLocation, value: dict[Any, Any]) -> SeenValue:
-    kept = {key: _unadvanced(each) for key, each in value.items()}
+    kept = {key: _copy_count(each) for key, each in value.items()}
     entries = itertools.islice(value.items(), MAX_ENTRIES)
     children = [(place.under(f"[{_key(i, k)}]"), each) for i, (k, each) in enumerate(entries)]
     owned = place.trail.endswith(_OWNED)
@@ -165,7 +167,7 @@ def _function(place: ValueLocation, value: types.FunctionType) -> SeenValue:
     for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
         with contextlib.suppress(ValueError):  # not filled yet
             children.append((where.under(repr(name)), cell.cell_contents))
-            cells.append((cell, _unadvanced(cell.cell_contents)))
+            cells.append((cell, _copy_count(cell.cell_contents)))
     defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), value.__dict__]
     children += [(where.under(f"'default {i}'"), each) for i, each in enumerate(defaults)]
     used = set(_names(value.__code__))
@@ -182,15 +184,17 @@ def _function(place: ValueLocation, value: types.FunctionType) -> SeenValue:
     return SeenValue("function", children, restore, [*borrowed, *_entries_of(value.__globals__, kept)])
 
 
-def _named_in(file: str, held: Mapping[str, Any], used: set[str], met: set[str]) -> Iterator[tuple[ValueLocation, Any]]:
+def _named_in(
+    file: str, namespace: Mapping[str, Any], used: set[str], visited: set[str]
+) -> Iterator[tuple[ValueLocation, Any]]:
     """Yield the values that code using these names may reach in a file, and in files named there."""
-    met.add(file)
-    for name in sorted(used & held.keys()):
-        value = held[name]
+    visited.add(file)
+    for name in sorted(used & namespace.keys()):
+        value = namespace[name]
         if not isinstance(value, types.ModuleType):
             yield ValueLocation(FILE_PREFIX + file, repr(name)), value
-        elif value.__name__ not in met and value.__name__.split(".")[0] not in SKIPPED_PACKAGES:
-            yield from _named_in(value.__name__, vars(value), used, met)
+        elif value.__name__ not in visited and value.__name__.split(".")[0] not in SKIPPED_PACKAGES:
+            yield from _named_in(value.__name__, vars(value), used, visited)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

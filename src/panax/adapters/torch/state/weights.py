@@ -31,7 +31,7 @@ class TensorArray:
         return as_numpy(self._tensor[index])
 
     def copy_values(self) -> None:
-        """Copy the current values, which later changes of the module then don't affect."""
+        """Copy the current values, so that later changes of the module don't affect them."""
         if not self._own:
             self._tensor, self._own = self._tensor.clone(), True
 
@@ -56,7 +56,7 @@ def host_arrays(module: nn.Module, weights: str | None) -> tuple[dict[str, Any],
         weights: A safetensors file, or a folder of them, for tensors on the meta device.
 
     Raises:
-        RecipeError: A tensor on the meta device has no values anywhere, or the file holds another shape.
+        RecipeError: A tensor on the meta device has no stored values, or the file holds another shape.
     """
     if weights is not None and not any(tensor.is_meta for tensor in _tensors(module)):
         raise RecipeError("weights= has no effect: no tensor of the module is on the meta device; remove it")
@@ -129,7 +129,7 @@ _ROWS_AT_ONCE = 4096
 
 
 def _refuse_other(name: str, stored: SafetensorsEntry, tensor: torch.Tensor) -> None:
-    """Raise if a stored tensor does not fit that of the module."""
+    """Raise if a stored tensor does not fit the module's tensor."""
     if stored.shape != tuple(tensor.shape):
         raise RecipeError(
             f"{name} is {list(tensor.shape)} in the module and {list(stored.shape)} in {stored.file}; they don't fit"

@@ -3,8 +3,8 @@ part.
 
 Two passes. The first records the operations that PyTorch executes on fake tensors, which have shapes and no
 values: autograd has been applied, custom backwards, `no_grad`, hooks and all. The second makes in-place
-operations and views functional and decomposes everything that is not core ATen. Nothing of the model is run
-on real values, so it may be larger than the host.
+operations and views functional and decomposes operations that are not core ATen. The model is never run on real
+values, so it may be larger than the host's memory.
 """
 
 import contextlib
@@ -87,10 +87,10 @@ def trace(
 
     Args:
         leaves: The leaves of a batch, fake or real; only shapes and dtypes are read.
-        autocast: The lower precision of `torch.autocast`; None for none.
+        autocast: The lower precision of `torch.autocast`; None to disable it.
 
     Raises:
-        RecipeError: The module does something that no graph can hold; the message names the module and the
+        RecipeError: The module uses a feature that can't be traced; the message names the module and the
             line.
     """
     with restore_after(module, objective.loss) as before:
@@ -248,7 +248,7 @@ MAX_LOSSES = 16
 
 
 def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without values, on the CPU; one on the meta device may be placed anywhere later."""
+    """Return a tensor without values on the CPU, also for a tensor on the meta device."""
     if isinstance(tensor, FakeTensor) or tensor.is_meta:
         with mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -281,10 +281,10 @@ def to_functional(first: torch.fx.GraphModule, inputs: Sequence[Any], module: nn
     Raises:
         RecipeError: An operation is not available; the message names the module that uses it.
     """
-    running: list[_SayingWhatChanges] = []
+    running: list[_DeclaredWrites] = []
 
     def again(*arguments: Any) -> Any:
-        running.append(_SayingWhatChanges(first))
+        running.append(_DeclaredWrites(first))
         return running[-1].run(*arguments)
 
     flat = tree_leaves(inputs)
@@ -299,7 +299,7 @@ def to_functional(first: torch.fx.GraphModule, inputs: Sequence[Any], module: nn
             return make(*[tensor.detach() for tensor in flat])
 
 
-class _SayingWhatChanges(torch.fx.Interpreter):
+class _DeclaredWrites(torch.fx.Interpreter):
     """Interpreter of a graph that replaces operations with hidden writes by those with a schema that declares
     them.
 
