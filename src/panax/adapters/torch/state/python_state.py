@@ -98,17 +98,17 @@ class PythonState:
         )
         met: set[int] = set()
         while queue:
-            place, value = queue.popleft()
+            location, value = queue.popleft()
             value = stand_ins.get(id(value), value)
             if isinstance(value, PLAIN_TYPES):
-                self.tokens[place] = comparison_token(value)
+                self.tokens[location] = comparison_token(value)
                 continue
             if id(value) in met:
                 continue
             met.add(id(value))
             self._held.append(value)
-            seen = self._look(place, value)
-            self.tokens[place] = seen.token
+            seen = self._look(location, value)
+            self.tokens[location] = seen.token
             queue.extend(seen.children)
             for put, held in seen.borrowed:
                 if id(held) in stand_ins:
@@ -121,9 +121,9 @@ class PythonState:
                 elif is_iterator(held):
                     self.iterators.append((put, held))
             if isinstance(value, tuple) and any(id(each) in self._own for each in value):
-                self.unfollowed.append(place)
+                self.unfollowed.append(location)
             if isinstance(value, tuple) and any(id(each) in stand_ins for each in value):
-                self.fakes.append(place)
+                self.fakes.append(location)
             if seen.restore is not None:
                 self._restores.append(seen.restore)
 
@@ -136,35 +136,35 @@ class PythonState:
         """List the locations with values that differ, with the value before and after."""
         absent = ("nothing", "nothing")
         return [
-            (place, _shown(before.tokens.get(place, absent)), _shown(self.tokens.get(place, absent)))
-            for place in {**self.tokens, **before.tokens}
-            if before.tokens.get(place, absent) != self.tokens.get(place, absent)
+            (location, _shown(before.tokens.get(location, absent)), _shown(self.tokens.get(location, absent)))
+            for location in {**self.tokens, **before.tokens}
+            if before.tokens.get(location, absent) != self.tokens.get(location, absent)
         ]
 
-    def _look(self, place: ValueLocation, value: Any) -> SeenValue:
+    def _look(self, location: ValueLocation, value: Any) -> SeenValue:
         if isinstance(value, torch.Tensor):
-            return self._tensor(place, value)
+            return self._tensor(location, value)
         if isinstance(value, nn.Module):
             owner = (
                 ValueLocation(f"module {self._names.get(id(value), '') or '(root)'}")
                 if id(value) in self._names
-                else place
+                else location
             )
             return inspect_object(owner, value, self._classes(type(value)))
-        if isinstance(value, type | types.FunctionType) and not self._is_followed(value, place):
+        if isinstance(value, type | types.FunctionType) and not self._is_followed(value, location):
             return SeenValue(type(value).__name__)
         if isinstance(value, np.ndarray) and self._shares(value):
-            self.unfollowed.append(place)
+            self.unfollowed.append(location)
         for fits, look in INSPECTORS:
             if fits(value):
-                return look(place, value)
+                return look(location, value)
         if is_user_class(type(value)):
             if isinstance(value, torch.distributions.Distribution):
                 _forget_lazy(value)
-            return inspect_object(place, value, self._classes(type(value)))
+            return inspect_object(location, value, self._classes(type(value)))
         return SeenValue(type(value).__name__)
 
-    def _is_followed(self, code: Any, place: ValueLocation | None = None) -> bool:
+    def _is_followed(self, code: Any, location: ValueLocation | None = None) -> bool:
         """Return True if a class or function is in a file that is not installed, or in an installed package
         of the model.
 
@@ -177,7 +177,7 @@ class PythonState:
         file = getattr(sys.modules.get(package), "__file__", None) or ""
         if not _INSTALLED.search(file):
             return True
-        return package in self.packages and (place is None or not isinstance(code, type) or not place.trail)
+        return package in self.packages and (location is None or not isinstance(code, type) or not location.trail)
 
     def _shares(self, value: torch.Tensor | np.ndarray) -> bool:
         """Return True if an array shares memory with the module's tensors."""
@@ -187,22 +187,22 @@ class PythonState:
     def _classes(self, cls: type) -> list[tuple[ValueLocation, type]]:
         return [(ValueLocation(f"class {base.__name__}"), base) for base in cls.__mro__ if self._is_followed(base)]
 
-    def _tensor(self, place: ValueLocation, value: torch.Tensor) -> SeenValue:
+    def _tensor(self, location: ValueLocation, value: torch.Tensor) -> SeenValue:
         if type(value) is not torch.Tensor and not isinstance(value, nn.Parameter):
-            self.fakes.append(place)
+            self.fakes.append(location)
             return SeenValue("a tensor without values")
         if id(value) not in self._own:
-            self.outside[id(value)] = (place, value)
+            self.outside[id(value)] = (location, value)
         # A file's code need not use a name that is in it: the loss of a user's own loop may be one.
-        computed = value.grad_fn is not None and not place.owner.startswith(FILE_PREFIX)
+        computed = value.grad_fn is not None and not location.owner.startswith(FILE_PREFIX)
         if id(value) not in self._own and (computed or _memory_of(value) in self._memory or self._shares(value)):
-            self.unfollowed.append(place)
+            self.unfollowed.append(location)
         hooks = [
             (tensor_hooks or {})
             for tensor_hooks in (value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None))
         ]
-        children = [(place, hook) for held in hooks for hook in held.values()]
-        module_owns = place.trail.startswith(("['_parameters']", "['_buffers']", "._parameters", "._buffers"))
+        children = [(location, hook) for held in hooks for hook in held.values()]
+        module_owns = location.trail.startswith(("['_parameters']", "['_buffers']", "._parameters", "._buffers"))
         token = ("a tensor", tuple(value.shape), str(value.dtype))
         if module_owns or value.is_meta or value.layout != torch.strided or value.is_inference():
             return SeenValue(token, children)
