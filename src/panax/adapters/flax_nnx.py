@@ -137,15 +137,15 @@ def _attributes(model: Any) -> dict[str, Any]:
     for path, part in nnx.iter_modules(model):
         # NNX's own bookkeeping of nodes changes with a variable that is sown.
         fields = {name: value for name, value in vars(part).items() if not name.startswith(("_pytree__", "_object__"))}
-        held = [(".".join((*map(str, path), name)), value) for name, value in fields.items()]
-        while held:
-            name, value = held.pop()
+        entries = [(".".join((*map(str, path), name)), value) for name, value in fields.items()]
+        while entries:
+            name, value = entries.pop()
             if isinstance(value, bool | int | float | str):
                 attributes[name] = value
             elif isinstance(value, Mapping):
-                held += [(f"{name}.{key}", each) for key, each in value.items()]
+                entries += [(f"{name}.{key}", each) for key, each in value.items()]
             elif isinstance(value, list | tuple):
-                held += [(f"{name}.{index}", each) for index, each in enumerate(value)]
+                entries += [(f"{name}.{index}", each) for index, each in enumerate(value)]
     return attributes
 
 

@@ -54,9 +54,9 @@ def task(
         if loss is None:
             return transformed.init(key, batch, **modes(True))
 
-        def creating(held: Any, call_key: jax.Array, *args: Any, **keywords: Any) -> tuple[Any, Any]:
-            held = held or transformed.init(key, *args, **keywords)
-            return transformed.apply(*held, call_key, *args, **keywords)[0], held
+        def creating(current: Any, call_key: jax.Array, *args: Any, **keywords: Any) -> tuple[Any, Any]:
+            current = current or transformed.init(key, *args, **keywords)
+            return transformed.apply(*current, call_key, *args, **keywords)[0], current
 
         model = BoundModel(creating, None, key)
         call_loss(loss, model, batch, key=key, train=True)
@@ -68,8 +68,8 @@ def task(
         if loss is None:
             return transformed.apply(params, state, key, batch, **modes(train))
 
-        def call(held: Any, call_key: jax.Array, *args: Any, **keywords: Any) -> tuple[Any, Any]:
-            output, after = transformed.apply(*held, call_key, *args, **keywords)
+        def call(current: Any, call_key: jax.Array, *args: Any, **keywords: Any) -> tuple[Any, Any]:
+            output, after = transformed.apply(*current, call_key, *args, **keywords)
             return output, (params, after)
 
         model = BoundModel(call, (params, state), key)

@@ -73,10 +73,10 @@ def task(
         x, y, sample_weight = unpack(batch)
         mask = batch.get("loss_mask")
         mask = None if mask is None or mask.ndim != 1 else mask
-        drawn = {name: _seed(key, i, others[name]) for i, name in enumerate(seeds)}
+        seeds_by_name = {name: _seed(key, i, others[name]) for i, name in enumerate(seeds)}
         loss, (_, predicted, after, _) = model.compute_loss_and_updates(
             [params[name] for name in weights],
-            [drawn[name] if name in drawn else state[name] for name in others],
+            [seeds_by_name[name] if name in seeds_by_name else state[name] for name in others],
             _zeros(model.metrics_variables),
             x,
             y,

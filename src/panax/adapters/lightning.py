@@ -109,8 +109,8 @@ def fit_arguments(
     with _within(module, steps.trainer):
         configured = module.configure_optimizers()
     optimizer, scheduler, every = _configured(configured, steps_per_epoch)
-    made = from_torch(optimizer, module, scheduler=scheduler, num_steps=num_steps, steps_per_update=every)
-    return FitArguments(adapted, made, num_steps)
+    translated = from_torch(optimizer, module, scheduler=scheduler, num_steps=num_steps, steps_per_update=every)
+    return FitArguments(adapted, translated, num_steps)
 
 
 def _not_validated(adapted: AdaptedTask, example: Any) -> Iterator[str]:

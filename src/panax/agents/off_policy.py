@@ -179,9 +179,9 @@ class OffPolicy(Agent):
             **self.exploration_metrics(state["replay"]),
             "environment": DataChecks(worst, CHECKS),
         }
-        rest = {name: state[name] for name in ("target", "updates_made")}
-        kept = {"acting": acting, "replay": replay, "faults": worst}
-        return CollectionResult({"replay": replay, "row": batch["row"]}, kept, rest, metrics)
+        update_state = {name: state[name] for name in ("target", "updates_made")}
+        collection_state = {"acting": acting, "replay": replay, "faults": worst}
+        return CollectionResult({"replay": replay, "row": batch["row"]}, collection_state, update_state, metrics)
 
     def minibatch(self, experience: Any, state: Any, index: jax.Array, key: jax.Array) -> Batch:
         minibatch_key = jax.random.fold_in(jax.random.fold_in(key, _DRAWS), index)

@@ -195,9 +195,9 @@ class Ppo(Agent):
     ) -> CollectionResult:
         actor, (act_key, order_key) = self.actor(params, state), jax.random.split(key)
         acting, rollout = collect_rollout(self.environment, actor, state["acting"], batch["row"], act_key, self.steps)
-        kept = {**state, "acting": acting}
+        new_state = {**state, "acting": acting}
         if self.normalize_observations:
-            kept["observations"] = state["observations"].update(rollout.observation)
+            new_state["observations"] = state["observations"].update(rollout.observation)
         reward, of_rewards = self._rewards(state, rollout)
         advantages = gae(
             reward,
@@ -229,7 +229,7 @@ class Ppo(Agent):
             "explained_variance": Mean(explained_variance(rollout.value, advantages.target), jnp.float32(1.0)),
             "environment": check_rollout(rollout.reward, rollout.final_observation),
         }
-        return CollectionResult(experience, {**kept, **of_rewards}, {}, metrics)
+        return CollectionResult(experience, {**new_state, **of_rewards}, {}, metrics)
 
     def _rewards(self, state: Mapping[str, Any], rollout: Rollout) -> tuple[Float[Array, "time environment"], Any]:
         """Return the rewards for the advantages, normalized if set, and the updated reward statistics."""

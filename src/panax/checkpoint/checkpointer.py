@@ -348,9 +348,11 @@ class Checkpointer:
 
     def _give_up(self, attempt: SaveAttempt, step: int, error: Exception) -> None:
         try:
-            kept = [saved_step for saved_step in self.steps() if saved_step not in self.damaged_steps]
+            undamaged = [saved_step for saved_step in self.steps() if saved_step not in self.damaged_steps]
             consequence = (
-                f"the checkpoint of step {kept[-1]} is undamaged" if kept else "there is no earlier checkpoint"
+                f"the checkpoint of step {undamaged[-1]} is undamaged"
+                if undamaged
+                else "there is no earlier checkpoint"
             )
         except PanaxError:
             consequence = "earlier checkpoints could not be listed"

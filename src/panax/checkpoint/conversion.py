@@ -69,8 +69,10 @@ def export_tensors(
                 save_file({name: checkpoint.read(name) for name in names}, partial, metadata={"format": "panax"})
                 links.apply_umask(partial)
         if len(groups) > 1:
-            where = {name: file for file, names in zip(files, groups) for name in names}
-            replace_json(folder / INDEX_FILE, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
+            file_by_name = {name: file for file, names in zip(files, groups) for name in names}
+            replace_json(
+                folder / INDEX_FILE, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": file_by_name}
+            )
     except (OSError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -142,16 +144,16 @@ def write_arrays(
     entries: dict[str, ArrayEntry] = {}
     chunks: dict[str, list[Chunk]] = {}
     files: dict[str, int] = {}
-    held: list[bytes] = []
+    buffers: list[bytes] = []
     size = 0
 
     def flush() -> None:
         nonlocal size
-        if held:
+        if buffers:
             file = f"{attempt}/{len(files):05d}-0000.bin"
-            store.write(at + file, held)
+            store.write(at + file, buffers)
             files[file] = size
-            held.clear()
+            buffers.clear()
             size = 0
 
     for name, entry, read in arrays:
@@ -161,7 +163,7 @@ def write_arrays(
             if size + len(data) > FILE_BYTES:
                 flush()
             chunks[name].append(Chunk(box, f"{attempt}/{len(files):05d}-0000.bin", size, compute_checksum(data)))
-            held.append(data)
+            buffers.append(data)
             size += len(data)
     flush()
     named: dict[str, FileEntry] = {}

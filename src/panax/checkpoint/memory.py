@@ -117,16 +117,17 @@ class MemoryTier:
         Args:
             is_usable: Returns False for manifests to skip; the same in every process.
         """
-        held = self._inventory()
+        parts_by_process = self._inventory()
         complete = {
             (part.step, part.attempt)
-            for part in {part for parts in held for part in parts}
-            if {p.process for parts in held for p in parts if p[:2] == part[:2]} >= set(range(part.processes))
+            for part in {part for parts in parts_by_process for part in parts}
+            if {p.process for parts in parts_by_process for p in parts if p[:2] == part[:2]}
+            >= set(range(part.processes))
         }
         for chosen in sorted(complete, reverse=True):
             failure, checkpoint, usable = "", None, False
             try:
-                checkpoint = self._assemble(held, *chosen)
+                checkpoint = self._assemble(parts_by_process, *chosen)
                 usable = is_usable(checkpoint.manifest)
             except PanaxError as error:
                 failure = str(error)

@@ -101,10 +101,10 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         for line in (inspect.getdoc(recipe) or "").splitlines():
             print(wrap_line(line))
         print()
-    held = {name: value for name in UNPARSED_FIELDS if not _is_expressible(value := getattr(base, name))}
-    stand_ins = dataclasses.replace(base, **{field: UNPARSED_FIELDS[field] for field in held})
+    unparsed_values = {name: value for name in UNPARSED_FIELDS if not _is_expressible(value := getattr(base, name))}
+    stand_ins = dataclasses.replace(base, **{field: UNPARSED_FIELDS[field] for field in unparsed_values})
     experiment = read_settings(stand_ins, expanded, f"panax {command} {name}")
-    return dataclasses.replace(experiment, **held)
+    return dataclasses.replace(experiment, **unparsed_values)
 
 
 def _published(name: str, paths: Sequence[str], flags: Sequence[str], rank: int | None) -> Experiment | None:

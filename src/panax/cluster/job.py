@@ -195,19 +195,19 @@ def _without_layout(arguments: Sequence[str]) -> list[str]:
     >>> _without_layout(["gpt2", "--mesh.fsdp", "-1", "--step.micro-batches=2", "--fresh", "--mesh", "auto", "--seed", "3"])
     ['gpt2', '--fresh', '--seed', '3']
     """
-    kept, of_layout = [], False
+    remaining, is_layout_value = [], False
     for each in arguments:
         if each.startswith("--"):
             flag, equals, _ = each.partition("=")
-            of_layout = _OF_LAYOUT.fullmatch(flag) is not None
-            if not of_layout:
-                kept.append(each)
-            of_layout = of_layout and not equals
-        elif not of_layout:
-            kept.append(each)
+            is_layout_value = _OF_LAYOUT.fullmatch(flag) is not None
+            if not is_layout_value:
+                remaining.append(each)
+            is_layout_value = is_layout_value and not equals
+        elif not is_layout_value:
+            remaining.append(each)
         else:
-            of_layout = False
-    return kept
+            is_layout_value = False
+    return remaining
 
 
 ALLOWED_VARIABLES = (

@@ -78,7 +78,7 @@ def assign_fragments(
         count: Number of fragments.
     """
     fragments: tuple[dict[str, FragmentSlice], ...] = tuple({} for _ in range(count))
-    held = [0] * count
+    fragment_sizes = [0] * count
     unsplit_sizes: dict[str, int] = {}
     for name, (shape, axes) in parameters.items():
         stacked = bool(axes) and axes[0] == axis_for_role(Role.LAYERS) and not layout.storage(axes, shape)[0]
@@ -88,7 +88,7 @@ def assign_fragments(
         else:
             unsplit_sizes[name] = math.prod(shape)
     for name in sorted(unsplit_sizes, key=lambda name: (-unsplit_sizes[name], name)):
-        least = min(range(count), key=lambda fragment: (held[fragment], fragment))
+        least = min(range(count), key=lambda fragment: (fragment_sizes[fragment], fragment))
         fragments[least][name] = None
-        held[least] += unsplit_sizes[name]
+        fragment_sizes[least] += unsplit_sizes[name]
     return fragments

@@ -71,17 +71,17 @@ def check_local_steps(comms: Comms, layout: Layout, task: Task, model_state: Any
     Raises:
         RecipeError: The mesh or the task does not; the message names the setting to change.
     """
-    asked = f"comms.local_steps={comms.local_steps}"
+    setting = f"comms.local_steps={comms.local_steps}"
     if layout.sizes[REPLICA] == 1:
-        raise RecipeError(f"{asked} has no effect: the mesh has replica=1; set mesh.replica, or remove comms")
+        raise RecipeError(f"{setting} has no effect: the mesh has replica=1; set mesh.replica, or remove comms")
     if not task.names_axes:
         raise RecipeError(
-            f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program over all replicas; remove "
+            f"{setting}: {type(task).__name__} names no axes, so XLA partitions its program over all replicas; remove "
             f"comms"
         )
     if jax.tree.leaves(model_state):
         raise RecipeError(
-            f"{asked}: {type(task).__name__} has state in addition to its parameters, on which replicas would not "
+            f"{setting}: {type(task).__name__} has state in addition to its parameters, on which replicas would not "
             f"agree; set comms.local_steps=1"
         )
 
@@ -129,10 +129,10 @@ def sync_replicas(
             if comms.compress:
                 ways = compressed_views({name: (x.shape, named[name][1]) for name, x in terms.items()}, comms, layout)
                 residuals = None if owed is None else {name: owed[name] for name in ways}
-                sums, left = reduce_compressed(
+                sums, new_residuals = reduce_compressed(
                     {name: terms[name] for name in ways}, ways, residuals, comms, layout, step
                 )
-                owed = None if left is None else dict(left)
+                owed = None if new_residuals is None else dict(new_residuals)
             return sums | {name: all_reduce(x, (REPLICA,)) for name, x in terms.items() if name not in sums}, owed
 
     def local(
@@ -142,8 +142,8 @@ def sync_replicas(
         owed: Residuals,
         step: jax.Array,
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, jax.Array], Residuals]:
-        after, replica_specs, moved = dict(params), dict(replica_params), dict(momentum)
-        left = None if owed is None else dict(owed)
+        after, new_replica_params, moved = dict(params), dict(replica_params), dict(momentum)
+        new_residuals = None if owed is None else dict(owed)
         # One fragment at a time, since an array's layers may belong to several fragments.
         for fragment in sync.sent_fragments:
             pieces = fragments[fragment]
@@ -159,9 +159,13 @@ def sync_replicas(
                 for name, layers in pieces.items()
             }
             before = None
-            if left is not None:
-                before = {name: _part(left[name][0], layers)[None] for name, layers in pieces.items() if name in left}
-            sums, owing = summed(terms, before, step)
+            if new_residuals is not None:
+                before = {
+                    name: _part(new_residuals[name][0], layers)[None]
+                    for name, layers in pieces.items()
+                    if name in new_residuals
+                }
+            sums, sent_residuals = summed(terms, before, step)
             # SGD with Nesterov momentum, in float32.
             for name, gradient in sums.items():
                 layers, w = pieces[name], _part(after[name], pieces[name])
@@ -169,17 +173,17 @@ def sync_replicas(
                 change = comms.outer_rate * (gradient + comms.outer_momentum * speed)
                 moved[name] = _with_part(moved[name], layers, speed)
                 after[name] = _with_part(after[name], layers, (w.astype(jnp.float32) - change).astype(w.dtype))
-            if left is not None and owing is not None:
-                for name, one in owing.items():
-                    left[name] = _with_part(left[name][0], pieces[name], one[0])[None]
+            if new_residuals is not None and sent_residuals is not None:
+                for name, one in sent_residuals.items():
+                    new_residuals[name] = _with_part(new_residuals[name][0], pieces[name], one[0])[None]
         # Adopt the result, mixed with the replica's own parameters.
         for name, layers in received:
             w, mine = _part(after[name], layers), _part(replica_params[name][0], layers)
             if mixing:
                 wide = mixing * mine.astype(jnp.float32) + (1 - mixing) * w.astype(jnp.float32)
                 w = wide.astype(w.dtype)
-            replica_specs[name] = _with_part(replica_specs[name][0], layers, w)[None]
-        return after, replica_specs, moved, left
+            new_replica_params[name] = _with_part(new_replica_params[name][0], layers, w)[None]
+        return after, new_replica_params, moved, new_residuals
 
     # Run on local shards, only for parameters in a fragment that is sent or adopted now.
     specs = {

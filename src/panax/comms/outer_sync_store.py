@@ -136,12 +136,12 @@ class OuterSyncStore:
         Raises:
             CheckpointError: The storage belongs to another run, or to an earlier start of this run.
         """
-        wanted = json.dumps({"format": 1, "run": identity, "islands": self._islands.count}, sort_keys=True)
-        if not self._store.create(PLACE, wanted.encode()):
+        expected = json.dumps({"format": 1, "run": identity, "islands": self._islands.count}, sort_keys=True)
+        if not self._store.create(PLACE, expected.encode()):
             owner = self._store.read(PLACE).decode(errors="replace")
-            if owner != wanted:
+            if owner != expected:
                 raise CheckpointError(
-                    f"{self._store.url} is where another run's islands meet ({owner[:200]}; this is {wanted}); set "
+                    f"{self._store.url} is where another run's islands meet ({owner[:200]}; this is {expected}); set "
                     "comms.islands.store to "
                     f"another location"
                 )

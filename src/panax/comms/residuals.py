@@ -34,19 +34,19 @@ def check_mesh(
     Raises:
         RecipeError: The mesh or the task does not; the message names the setting to change.
     """
-    asked = comms.active_setting
+    setting = comms.active_setting
     if not task.names_axes:
         raise RecipeError(
-            f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program and reduces its gradients; "
+            f"{setting}: {type(task).__name__} names no axes, so XLA partitions its program and reduces its gradients; "
             f"remove comms"
         )
     if comms.over == (AUTO,):
         raise RecipeError(
-            f'{asked}: comms.over="auto" is resolved by `panax train`, `fit` and `compile_step`; name the axes here'
+            f'{setting}: comms.over="auto" is resolved by `panax train`, `fit` and `compile_step`; name the axes here'
         )
     if math.prod(layout.sizes[axis] for axis in comms.over) == 1:
         raise RecipeError(
-            f"{asked} has no effect: the mesh has {' and '.join(f'{axis}=1' for axis in comms.over)}; set "
+            f"{setting} has no effect: the mesh has {' and '.join(f'{axis}=1' for axis in comms.over)}; set "
             f"mesh.{comms.over[0]}, name other axes in comms.over, or remove comms"
         )
     for name, (shape, axes) in parameters.items():
@@ -59,7 +59,7 @@ def check_mesh(
                 )
     if comms.compress and not _row_views(comms, parameters, layout):
         raise RecipeError(
-            f"{asked} has no effect: no parameter is large and regular enough to be cut into quantization "
+            f"{setting} has no effect: no parameter is large and regular enough to be cut into quantization "
             f"blocks; remove comms"
         )
 

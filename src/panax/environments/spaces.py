@@ -123,8 +123,8 @@ class Box(Space):
         if self.dtype in ("int32", "uint8"):
             limits = np.iinfo(self.dtype)
             low, high = (np.asarray(np.clip(bound, limits.min, limits.max)) for bound in (self.lower, self.upper))
-            drawn = jax.random.uniform(key, self.shape, jnp.float32)
-            integers = jnp.floor(self._between(drawn, low, np.asarray(high + 1.0)))
+            uniform = jax.random.uniform(key, self.shape, jnp.float32)
+            integers = jnp.floor(self._between(uniform, low, np.asarray(high + 1.0)))
             return jnp.clip(integers, self._full(low), self._full(high)).astype(self.dtype)
         # Without a bound, values are drawn within 1 of the other bound, or of 0, with any sign.
         low, high = np.broadcast_arrays(self.lower, self.upper)

@@ -73,11 +73,11 @@ def detect_membership(environment: Mapping[str, str]) -> Membership | None:
     """
     variables = _Variables(environment)
     for source in (_panax, _torchrun, _slurm, _open_mpi, _pmi):
-        asked = source(variables)
-        if asked is _ALONE:
+        membership = source(variables)
+        if membership is _ALONE:
             return None
-        if isinstance(asked, Membership):
-            return asked
+        if isinstance(membership, Membership):
+            return membership
     if "PANAX_COORDINATOR" in variables:
         raise RecipeError(
             "PANAX_COORDINATOR is set without this process's index; set PANAX_PROCESSES and PANAX_PROCESS too"
@@ -254,14 +254,14 @@ def _address_of_mpirun(variables: _Variables, one_host: bool) -> str | None:
 
     The value is similar to `1531576320.0;tcp://10.96.0.1,10.148.0.1:34911`.
     """
-    said = variables.text("OMPI_MCA_orte_hnp_uri")
-    job = variables.text("PMIX_NAMESPACE") if said is None else said.partition(";")[0]
+    uri = variables.text("OMPI_MCA_orte_hnp_uri")
+    job = variables.text("PMIX_NAMESPACE") if uri is None else uri.partition(";")[0]
     if job is None:
         return None
     port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
     if one_host:
         return f"127.0.0.1:{port}"
-    host = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", said or "")
+    host = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", uri or "")
     return None if host is None else f"{bracket_host(host.group(1) or host.group(2))}:{port}"
 
 

@@ -302,10 +302,10 @@ def _connections(address: str, deadline: float) -> Iterator[socket.socket | str]
 def _lines(connection: socket.socket, deadline: float) -> Iterator[bytes]:
     received = b""
     while b"\n" not in received and len(received) <= _LONGEST_LINE:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining_seconds = deadline - time.monotonic()
+        if remaining_seconds <= 0:
             return
-        connection.settimeout(left)
+        connection.settimeout(remaining_seconds)
         try:
             data = connection.recv(4096)
         except OSError:

@@ -132,10 +132,10 @@ class _Reader:
             return None
         if value is None and self.family.absent.get(key, 0) is None:
             return 0
-        wanted = typing.get_args(kind)[0] if optional else kind
-        if not is_json(value, wanted):
-            self.refuse(key, f"expected a value of type {wanted.__name__}")
-        return wanted(value)
+        expected_type = typing.get_args(kind)[0] if optional else kind
+        if not is_json(value, expected_type):
+            self.refuse(key, f"expected a value of type {expected_type.__name__}")
+        return expected_type(value)
 
 
 def _decoder_config(read: _Reader) -> DecoderConfig:

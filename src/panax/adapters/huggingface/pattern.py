@@ -72,10 +72,10 @@ class Pattern:
         >>> Pattern("(a b|a)").read(np.arange(9), ("a",), {"a": 3, "b": 2}, ((1, 3),), 1).tolist()
         [7, 8]
         """
-        wanted = dict(zip(axes, ranges))
+        range_by_axis = dict(zip(axes, ranges))
         spans, shape, inside = [], [], []
         for group, before in self._own_groups(sizes, part):
-            group_ranges = [_range(axis, sizes, wanted, part) for axis in group]
+            group_ranges = [_range(axis, sizes, range_by_axis, part) for axis in group]
             span, block, within = _contiguous([_size(axis, sizes) for axis in group], group_ranges)
             spans.append(slice(before + span.start, before + span.stop))
             shape += block
@@ -148,15 +148,18 @@ class GroupedPattern(Pattern):
         >>> GroupedPattern("(g: g a|h) e").read(tensor, ("h", "e"), sizes, ((1, 4), (0, 1)), 1).ravel().tolist()
         [3, 6, 7]
         """
-        wanted, part_axes = dict(zip(axes, ranges)), self._parts[part]
+        range_by_axis, part_axes = dict(zip(axes, ranges)), self._parts[part]
         each = self._heads_of_group(part, sizes)
-        low, high = wanted[part_axes[0]]
+        low, high = range_by_axis[part_axes[0]]
         first, last = low // each, -(-high // each)
         height = self.shape(sizes)[0] // sizes[self._group]
-        rows = tensor[(slice(first * height, last * height), *(slice(*wanted[axis]) for axis in self._rest))]
+        rows = tensor[(slice(first * height, last * height), *(slice(*range_by_axis[axis]) for axis in self._rest))]
         block = rows.reshape(last - first, height, *rows.shape[1:])[:, self._span(part, sizes)]
         block = block.reshape((last - first) * each, *(sizes[axis] for axis in part_axes[1:]), *rows.shape[1:])
-        inside = [slice(low - first * each, high - first * each), *(slice(*wanted[axis]) for axis in part_axes[1:])]
+        inside = [
+            slice(low - first * each, high - first * each),
+            *(slice(*range_by_axis[axis]) for axis in part_axes[1:]),
+        ]
         return np.transpose(block[tuple(inside)], [(*part_axes, *self._rest).index(axis) for axis in axes])
 
     def write(

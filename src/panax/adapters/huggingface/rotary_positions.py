@@ -180,7 +180,7 @@ def read_rotary(mapping: RotaryMapping, raw: Mapping[str, Any], max_length: int,
         refuse(key, f"rope_type={kind!r} is not one of {', '.join(mapping.scalings)}")
     if kind == LONG:
         return _read_long(values, fraction, mapping.interleaved is True, max_length, lambda why: refuse(key, why))
-    made, names = SCALINGS[kind]
+    scaling_class, names = SCALINGS[kind]
     attention_factor = 0.0
     if kind == "yarn":
         values, attention_factor = _read_yarn(mapping, values, lambda why: refuse(key, why))
@@ -205,7 +205,7 @@ def read_rotary(mapping: RotaryMapping, raw: Mapping[str, Any], max_length: int,
     try:
         return Rotary(
             theta=float(values["rope_theta"]),
-            scaling=None if made is None else made(**fields),
+            scaling=None if scaling_class is None else scaling_class(**fields),
             interleaved=interleaved,
             fraction=float(fraction),
             query_growth=float(growth),
@@ -257,11 +257,11 @@ def _check_theta(
     released = raw.get(key)
     if released is None:
         return
-    said = inner.get("rope_theta", raw.get("rope_theta", released))
-    if said != released:
+    declared = inner.get("rope_theta", raw.get("rope_theta", released))
+    if declared != released:
         refuse(
             key,
-            f"but the model's positions have rope_theta={said!r}. The release was trained with the first, and "
+            f"but the model's positions have rope_theta={declared!r}. The release was trained with the first, and "
             f"`transformers` 5 computes with the second; make them equal",
         )
     values["rope_theta"] = released
@@ -365,7 +365,7 @@ def _write_scaling(mapping: RotaryMapping, rotary: Rotary) -> WrittenConfig:
         written |= {"attention_factor": scaling.attention_factor} if scaling.attention_factor else {}
         known = LONG in mapping.scalings
         return written, [] if known else [f"model.rotary.scaling={LONG}, expected one of {', '.join(mapping.scalings)}"]
-    kind = next(name for name, (made, _) in SCALINGS.items() if made is type(scaling))
+    kind = next(name for name, (scaling_class, _) in SCALINGS.items() if scaling_class is type(scaling))
     names = SCALINGS[kind][1]
     problems: list[str] = []
     written = {"rope_type": kind, **{theirs: getattr(scaling, ours) for ours, theirs in names.items()}}

@@ -51,7 +51,7 @@ class OnnxGraph:
         patterns.check([tensor.name for tensor in graph.initializer])
         split_untied_weights(self.proto, select_trained_names(graph, patterns)[0], patterns)
         copies = WeightPatterns(*(tuple(f"{p}{end}" for p in names for end in ("", ".[0-9]*")) for names in patterns))
-        trains, kept = select_trained_names(graph, copies)
+        trains, untrained = select_trained_names(graph, copies)
         self._runnable = _in_32_bits(_expanded(self.proto))
         _refuse_unknown(self._runnable)
         initializers = {tensor.name: tensor for tensor in graph.initializer}
@@ -64,7 +64,7 @@ class OnnxGraph:
             if tensor.name not in self.weights
         }
         count = Counter(node.op_type for node in graph.node)
-        self.notes = (*_notes(count), *_notes_on_constants(kept))
+        self.notes = (*_notes(count), *_notes_on_constants(untrained))
 
     def kind_of(self, name: str) -> Kind | None:
         """Return the kind of a weight, by the node that uses it."""

@@ -96,7 +96,7 @@ def select_trained_names(graph: onnx.GraphProto, patterns: WeightPatterns) -> tu
     """
     statistics = {name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[3:5]}
     made_by = {output: node for node in graph.node for output in node.output}
-    trained, kept, unclear = [], [], []
+    trained, constants, unclear = [], [], []
     for tensor in graph.initializer:
         uses = list(find_uses(graph, tensor.name, through=_PASSING))
         if tensor.data_type not in FLOAT_TYPES or not tensor.dims or tensor.name in statistics or not uses:
@@ -104,14 +104,14 @@ def select_trained_names(graph: onnx.GraphProto, patterns: WeightPatterns) -> tu
         if matches_any(tensor.name, patterns.constants):
             continue
         verdict = True if matches_any(tensor.name, patterns.weights) else _trains(tensor, uses, made_by)
-        {True: trained, False: kept, None: unclear}[verdict].append(tensor.name)
+        {True: trained, False: constants, None: unclear}[verdict].append(tensor.name)
     if unclear:
         raise RecipeError(
             f"the graph does not show whether {', '.join(unclear[:8])} ({len(unclear)} in all) are weights or "
             f"constants of the model: the exporter has dropped their names; pass task(..., weights=[...], "
             f"constants=[...]), as names or patterns such as {unclear[0]!r} or 'val_*'"
         )
-    return trained, kept
+    return trained, constants
 
 
 def _trains(tensor: onnx.TensorProto, uses: list[InitializerUse], made_by: Mapping[str, onnx.NodeProto]) -> bool | None:

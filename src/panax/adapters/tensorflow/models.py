@@ -212,9 +212,17 @@ class _Adapter:
                     raise RecipeError("the loss depends on no trainable variable; is there a model behind it?")
             with exact_host_precision(), use_library_promotion():
                 (loss, after), gradients = self.differentiated(converted, graph, free, values, batch, draws, key)
-            kept = {name: tf.convert_to_tensor(g).numpy() for name, g in theirs.items() if g is not None}
+            tensorflow_gradients = {
+                name: tf.convert_to_tensor(g).numpy() for name, g in theirs.items() if g is not None
+            }
             moved = {name: converted.shadows[name].numpy() for name in (self.assigned if train else ())}
-            check_agreement(_called(self.user_model), "TensorFlow", (loss, gradients), (expected, kept), (after, moved))
+            check_agreement(
+                _called(self.user_model),
+                "TensorFlow",
+                (loss, gradients),
+                (expected, tensorflow_gradients),
+                (after, moved),
+            )
 
     def differentiated(
         self, converted: Any, graph: Any, free: Any, held: Any, batch: Any, draws: list[Any], key: jax.Array

@@ -88,19 +88,19 @@ def check_gradients(
         # In float16 some overflow, and such steps are skipped: both must agree on the positions.
         if autocast is not torch.float16 or (np.isfinite(gradient) != np.isfinite(our_gradients[name])).any():
             _refuse_not_finite(name, gradient, our_gradients[name])
-    apart = _distances(our_gradients, their_gradients)
-    if any(not distance <= tolerance for distance in apart.values()):
+    distances = _distances(our_gradients, their_gradients)
+    if any(not distance <= tolerance for distance in distances.values()):
         if autocast is None and _agree_on_one_side(
             module, leaves, program, key, our_gradients, their_gradients, tolerance
         ):
-            apart = {}
+            distances = {}
         with jax.default_device(jax.devices("cpu")[0]):
             # A difference from itself means state: no rounding explains that.
             _, again, _ = _compute_in_torch(module, objective, leaves, program, key, autocast)
             with _perturb_weights(module):
                 _, nudged, _ = _compute_in_torch(module, objective, leaves, program, key, autocast)
         repeated_distances, nudged_distances = _distances(again, their_gradients), _distances(nudged, their_gradients)
-        for name, distance in apart.items():
+        for name, distance in distances.items():
             stateful = not repeated_distances[name] <= tolerance / ROUNDING_MARGIN
             if not distance <= (tolerance if stateful else max(tolerance, ROUNDING_MARGIN * nudged_distances[name])):
                 a, b = (float(np.linalg.norm(g[name])) for g in (their_gradients, our_gradients))
@@ -257,9 +257,9 @@ def _in_jax(
     traced = program.traced
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     trained = tuple(as_numpy(tensors[name]) for name in traced.trained)
-    held = [as_numpy(tensors[name]) for name in traced.parameters if name not in traced.trained]
+    untrained = [as_numpy(tensors[name]) for name in traced.parameters if name not in traced.trained]
     others = tuple(
-        held + [as_numpy(tensors[name]) for name in traced.buffers] + [as_numpy(leaves[n]) for n in traced.leaves]
+        untrained + [as_numpy(tensors[name]) for name in traced.buffers] + [as_numpy(leaves[n]) for n in traced.leaves]
     )
     function = to_jax_function(program)
     count = len(traced.losses)

@@ -205,9 +205,9 @@ def refuse_changed_constants(graph: torch.fx.GraphModule, before: PythonState) -
         base: Any = node.args[0]
         while getattr(base, "op", "") == "call_function" and getattr(base.target, "overloadpacket", None) in _VIEWING:
             base = base.args[0]
-        held = getattr(graph, str(base.target), None) if getattr(base, "op", "") == "get_attr" else None
+        constant = getattr(graph, str(base.target), None) if getattr(base, "op", "") == "get_attr" else None
         for place, tensor in before.outside.values():
-            if held is tensor or (held is not None and _same_memory(held, tensor)):
+            if constant is tensor or (constant is not None and _same_memory(constant, tensor)):
                 raise RecipeError(
                     f"{place.owner} changes the tensor {place.display_name} in each forward, which a compiled step would hold "
                     "fixed; make it a "

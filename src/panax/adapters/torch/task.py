@@ -92,8 +92,8 @@ def task(
         raise RecipeError("initialize= and weights= are both given; pass only one of them, the source of the weights")
     programs = _Programs(module, Objective(loss, form), leaves, AUTOCAST[compute_dtype], watches=check)
     with restore_after(module, loss, unless_successful=True):
-        drawn = None if initialize is None else make_initializer(module, initialize)
-        initial = None if drawn is not None else host_arrays(module, weights)
+        initializer = None if initialize is None else make_initializer(module, initialize)
+        initial = None if initializer is not None else host_arrays(module, weights)
         program = programs.of({name: tuple(leaf.shape) for name, leaf in leaves.items()}, train=True)
         notes = _notes(module, program)
         unchecked = "check=False"
@@ -103,8 +103,8 @@ def task(
                 check_against_torch(module, programs.objective, leaves, program, autocast=programs.autocast)
             else:
                 warnings.warn(f"{type(module).__name__} was not compared with PyTorch: {unchecked}", stacklevel=2)
-        if weights is not None and (left := find_unused_names(module, weights)):
-            notes.append(f"not of the module, in {weights}: {', '.join(left[:5])} ({len(left)} in all)")
+        if weights is not None and (unused_names := find_unused_names(module, weights)):
+            notes.append(f"not of the module, in {weights}: {', '.join(unused_names[:5])} ({len(unused_names)} in all)")
         if unchecked is not None:
             notes.append(f"not compared with PyTorch: {unchecked}")
     known = classify_parameters(module)
@@ -121,7 +121,7 @@ def task(
     model = Model(
         name=type(module).__name__,
         initial=initial,
-        create=drawn,
+        create=initializer,
         evaluate=programs.evaluate,
         rebuild=rebuild,
         kind_of=known.get,
@@ -182,8 +182,8 @@ class _Programs:
         program = self.of({name: tuple(leaf.shape) for name, leaf in batch.items()}, train=train)
         traced = program.traced
         trained = tuple(params[name] for name in traced.trained)
-        held = [params[name] for name in traced.parameters if name not in traced.trained]
-        others = (*held, *(state[name] for name in traced.buffers), *(batch[name] for name in traced.leaves))
+        untrained = [params[name] for name in traced.parameters if name not in traced.trained]
+        others = (*untrained, *(state[name] for name in traced.buffers), *(batch[name] for name in traced.leaves))
         outputs = to_jax_function(program)(trained, others, jax.random.key_data(key))
         pairs = list(zip(outputs[::2], outputs[1::2]))
         losses = dict(zip(traced.losses, pairs))
@@ -213,10 +213,10 @@ class _Programs:
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in {**params, **state}.items()}
         leaves = {name: torch.from_numpy(np.array(leaf)).to(self.dtypes[name]) for name, leaf in batch.items()}
         casting = torch.autocast("cpu", dtype=self.autocast or torch.bfloat16, enabled=self.autocast is not None)
-        held = {place: tensors[name] for place, name in find_tensor_slots(self.module).items()}
+        tensors_by_slot = {place: tensors[name] for place, name in find_tensor_slots(self.module).items()}
         aliases = PythonState(self.module, self.objective.loss).aliases
         with (
-            swap_tensors(self.module, held, aliases),
+            swap_tensors(self.module, tensors_by_slot, aliases),
             set_mode(self.module, train),
             torch.no_grad(),
             ReplayDrawsMode(key),

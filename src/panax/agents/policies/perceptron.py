@@ -42,12 +42,12 @@ class Layers(Module):
                 actions.
         """
         keys = jax.random.split(key, len(widths))
-        made = []
+        layers = []
         for number, (size, width) in enumerate(zip([inputs, *widths[:-1]], widths)):
             gain = last_gain if number == len(widths) - 1 else math.sqrt(2.0)
             sizes = {"inputs": size, "hidden": width}
-            made.append(Dense.create(keys[number], sizes, w=normal("inputs", gain=gain)))
-        return cls(layers=tuple(made), activation=activation)
+            layers.append(Dense.create(keys[number], sizes, w=normal("inputs", gain=gain)))
+        return cls(layers=tuple(layers), activation=activation)
 
     def __call__(self, x: Float[Array, "batch inputs"]) -> Float[Array, "batch hidden"]:
         for layer in self.layers[:-1]:

@@ -74,8 +74,8 @@ def status(arguments: Sequence[str]) -> int:
         if job_status["step"] >= 0
         else "before the first step"
     )
-    gone = end is None and not is_followed(place, job_status)
-    state = "no longer supervised" if gone else job_status["state"]
+    is_abandoned = end is None and not is_followed(place, job_status)
+    state = "no longer supervised" if is_abandoned else job_status["state"]
     print_escaped(f"{job['name']}: {state}, {step}, after {_ago(job_status['seconds'])}")
     print_escaped(f"  {job['command']}")
     # Goodput is printed below, from the ledger.
@@ -89,7 +89,7 @@ def status(arguments: Sequence[str]) -> int:
         print_escaped(f"  ended with exit code {end['exit_code']}: {end['message']}")
         if end.get("advice"):
             print_escaped(f"  {end['advice']}")
-    elif gone:
+    elif is_abandoned:
         print_escaped(
             f"  the supervisor has not written for {_ago(now - job_status['at'])}; the same `panax launch` resumes the run"
         )
@@ -117,31 +117,31 @@ def status(arguments: Sequence[str]) -> int:
 
 def logs(arguments: Sequence[str]) -> int:
     """Print the output of a launched run's processes."""
-    asked = parser_of("logs").parse_args(arguments)
-    if asked.lines < 1:
-        raise LaunchError(f"--lines {asked.lines}; expected at least 1")
-    if plain_runs.is_plain(asked.run):
-        if asked.process:
-            raise LaunchError(f"--process {asked.process}: the run was not launched, and has one log, of process 0")
-        return plain_runs.logs(asked.run, asked.lines, following=asked.follow)
-    place = job_folder_path(asked.run)
+    options = parser_of("logs").parse_args(arguments)
+    if options.lines < 1:
+        raise LaunchError(f"--lines {options.lines}; expected at least 1")
+    if plain_runs.is_plain(options.run):
+        if options.process:
+            raise LaunchError(f"--process {options.process}: the run was not launched, and has one log, of process 0")
+        return plain_runs.logs(options.run, options.lines, following=options.follow)
+    place = job_folder_path(options.run)
     count = int(read_job_file(place / JOB)["processes"])
-    if asked.process is not None and not 0 <= asked.process < count:
-        raise LaunchError(f"--process {asked.process}: the job has {count}, from 0 to {count - 1}")
-    wanted = range(count) if asked.process is None else [asked.process]
-    seen: dict[int, int] = {}
-    for process in wanted:
+    if options.process is not None and not 0 <= options.process < count:
+        raise LaunchError(f"--process {options.process}: the job has {count}, from 0 to {count - 1}")
+    indices = range(count) if options.process is None else [options.process]
+    offsets: dict[int, int] = {}
+    for process in indices:
         path = log_path(place, process)
-        lines, seen[process] = read_last_lines(path, asked.lines)
-        if asked.process is None:
+        lines, offsets[process] = read_last_lines(path, options.lines)
+        if options.process is None:
             print(f"== process {process}: {path}")
         print("\n".join(map(make_printable, lines)))
-    while asked.follow:
+    while options.follow:
         sys.stdout.flush()
         over = _has_ended(place)
-        for process in wanted:
-            mark = process if len(seen) > 1 else None
-            seen[process] = follow(log_path(place, process), seen[process], mark, last=over)
+        for process in indices:
+            mark = process if len(offsets) > 1 else None
+            offsets[process] = follow(log_path(place, process), offsets[process], mark, last=over)
         if over:
             break
         time.sleep(FOLLOW_SECONDS)

@@ -136,9 +136,9 @@ def local_address(peer: str = "") -> str:
             continue
         with contextlib.suppress(OSError):
             addresses = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-            family, kind, protocol, _, where = addresses[0]
+            family, kind, protocol, _, target = addresses[0]
             with socket.socket(family, kind, protocol) as opened:
-                opened.connect(where)
+                opened.connect(target)
                 return str(opened.getsockname()[0])
     with contextlib.suppress(OSError):
         return socket.gethostbyname(socket.gethostname())

@@ -110,7 +110,7 @@ class Mpi:
         names = [*self._passed, SUPERVISOR, SECRET]
         hosts = ",".join(self._hosts[: self._resources.nodes])
         if self._is_hydra(mpirun):
-            where = ["-hosts", hosts] if hosts else []
+            host_options = ["-hosts", hosts] if hosts else []
             # An agent that is lost does not end the others.
             return [
                 mpirun,
@@ -118,17 +118,17 @@ class Mpi:
                 nodes,
                 "-ppn",
                 "1",
-                *where,
+                *host_options,
                 "-disable-auto-cleanup",
                 "-genvlist",
                 ",".join(names),
                 *self._agent,
             ]
-        where = ["--host", hosts] if hosts else []
+        host_options = ["--host", hosts] if hosts else []
         exported = [word for name in names for word in ("-x", name)]
         # The processes that an agent starts may use all of its machine.
         alone = ["--map-by", "ppr:1:node", "--bind-to", "none", "--enable-recovery"]
-        return [mpirun, "-n", nodes, *alone, *where, *exported, *self._agent]
+        return [mpirun, "-n", nodes, *alone, *host_options, *exported, *self._agent]
 
 
 class MpiAgents:

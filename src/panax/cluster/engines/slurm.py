@@ -59,20 +59,20 @@ class Slurm:
             output = run_client(["sinfo", "--noheader", "--format=%P|%l|%D"], self._environment)
         except LaunchError as error:
             raise LaunchError(f"Slurm can't be queried; {INSTALL_ADVICE}\n{error}") from error
-        asked = self._resources
+        resources = self._resources
         rows = [row.split("|") for row in output.splitlines()]
         partitions = {row[0].rstrip("*"): row for row in rows if len(row) == 3}
-        name = asked.partition or next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), "")
+        name = resources.partition or next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), "")
         if not name:
             raise LaunchError(f"the cluster has no default partition; choose one: {', '.join(partitions)}")
         if name not in partitions:
             raise LaunchError(f"Slurm has no partition {name!r}; {suggest_name(name, partitions)}")
         nodes = sum(int(row[2]) for row in rows if row[0].rstrip("*") == name)
-        if asked.nodes > nodes:
-            raise LaunchError(f"nodes={asked.nodes}, and the partition {name} has {nodes}")
+        if resources.nodes > nodes:
+            raise LaunchError(f"nodes={resources.nodes}, and the partition {name} has {nodes}")
         limit = partitions[name][1]
-        if asked.time and limit != "infinite" and parse_time_limit(asked.time) > parse_time_limit(_full(limit)):
-            raise LaunchError(f"time={asked.time!r} exceeds the limit of the partition {name}, which is {limit}")
+        if resources.time and limit != "infinite" and parse_time_limit(resources.time) > parse_time_limit(_full(limit)):
+            raise LaunchError(f"time={resources.time!r} exceeds the limit of the partition {name}, which is {limit}")
 
     def render_submission(self, arguments: Sequence[str], folder: Path) -> str:
         return shlex.join(self._srun()) + "\n" if not self.is_queued() else self._script(arguments, folder)
@@ -160,16 +160,16 @@ class Slurm:
         }
 
     def _script(self, arguments: Sequence[str], folder: Path) -> str:
-        asked = self._resources
-        task = "%A_%a" if asked.array else "%j"
+        resources = self._resources
+        task = "%A_%a" if resources.array else "%j"
         # Slurm expands patterns that begin with a percent sign.
         output = str(_place(folder)).replace("%", "%%")
         options = {
             "job-name": f"panax-{_word(folder.name)}",
-            "nodes": asked.nodes,
+            "nodes": resources.nodes,
             "ntasks-per-node": 1,
             **self._node_requirements(),
-            "array": asked.array,
+            "array": resources.array,
             "chdir": os.getcwd(),
             "output": f"{output}/slurm-{task}.out",
             "open-mode": "append",
@@ -178,7 +178,7 @@ class Slurm:
         }
         lines = [f"#SBATCH --{name}={_quoted(str(value))}" for name, value in options.items() if value]
         words = [
-            _argument(word) if asked.array else shlex.quote(word)
+            _argument(word) if resources.array else shlex.quote(word)
             for word in (sys.executable, "-m", "panax", *arguments)
         ]
         return "\n".join(
@@ -186,7 +186,7 @@ class Slurm:
                 "#!/bin/bash",
                 *lines,
                 "#SBATCH --requeue",
-                *(["#SBATCH --no-kill"] if asked.nodes > 1 else []),
+                *(["#SBATCH --no-kill"] if resources.nodes > 1 else []),
                 "# The first node's process launches the others'; its exit code is the job's.",
                 f"export {FOLDER_VARIABLE}={shlex.quote(str(_place(folder)))}",
                 f"exec {' '.join(words)}",

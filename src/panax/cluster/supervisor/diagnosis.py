@@ -194,8 +194,8 @@ def diagnose(ends: Sequence[WorkerExit], collectives: CollectiveFacts | None = N
     # informative.
     failures.sort(key=lambda pair: (pair[0] is Cause.PEER, pair[0] is Cause.KILLED and pair[1].at, pair[1].at))
     cause, end = failures[0]
-    where = _describe_location(end, collectives) if cause is Cause.PEER and collectives is not None else ""
-    return Diagnosis(cause, _message(cause, end) + where, end.process, _exit_code(end), end.tail)
+    location = _describe_location(end, collectives) if cause is Cause.PEER and collectives is not None else ""
+    return Diagnosis(cause, _message(cause, end) + location, end.process, _exit_code(end), end.tail)
 
 
 _SILENT = re.compile(r"stopped sending heartbeats\)?:?((?:\s+(?:/job:\S+task:)?\d+\b,?)+)")
@@ -259,16 +259,24 @@ def diagnose_hang(
         other = next((index for index, kind in kinds.items() if kind is not Cause.COLLECTIVE), None)
         if other is not None:
             process, host, cause = other, collectives.hosts.get(other, host), kinds[other]
-    what = {
+    state = {
         Cause.COLLECTIVE: "all processes wait inside a computation",
         Cause.STALLED_DATA: "it waits for data",
         Cause.HANG: "it hangs" + ("" if stacks.get(process) else " and does not show its stacks"),
     }[cause]
     if phase == "steps":
         waiting = [index for index, kind in kinds.items() if kind is Cause.COLLECTIVE]
-        where = collectives.stands(process) if cause is Cause.COLLECTIVE else collectives.waits(process, waiting)
-        what += f", {where}" if where and cause is Cause.COLLECTIVE else f"; {where}" if where else ""
-    message = f"process {process} on {host} has made no progress for {seconds:.0f} s in the phase {phase!r}: {what}"
+        collective_text = (
+            collectives.stands(process) if cause is Cause.COLLECTIVE else collectives.waits(process, waiting)
+        )
+        state += (
+            f", {collective_text}"
+            if collective_text and cause is Cause.COLLECTIVE
+            else f"; {collective_text}"
+            if collective_text
+            else ""
+        )
+    message = f"process {process} on {host} has made no progress for {seconds:.0f} s in the phase {phase!r}: {state}"
     return Diagnosis(cause, message, process, 6, stacks.get(process, "").splitlines() or tail)
 
 

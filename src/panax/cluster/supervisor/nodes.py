@@ -190,9 +190,9 @@ class Nodes:
             self._part_with(node)
             return
         node.facts = facts
-        asked = str(facts.get("node", ""))
+        requested_number = str(facts.get("node", ""))
         free = [number for number in range(self._count) if number not in self.here]
-        number = int(asked) if asked.isdecimal() else free[0] if free else self._count
+        number = int(requested_number) if requested_number.isdecimal() else free[0] if free else self._count
         if number >= self._count:
             # More nodes than the job has.
             self._part_with(node)

@@ -89,12 +89,12 @@ def _select_trained(spans: list[tuple[int, int]], conversation: Conversation) ->
         RenderError: Some answers carry no loss, and the template does not mark each answer once.
     """
     answers = [message["role"] == "assistant" for message in conversation.messages]
-    wanted = [trained for trained, answer in zip(conversation.trained, answers, strict=True) if answer]
-    if all(wanted):
+    carries_loss = [trained for trained, answer in zip(conversation.trained, answers, strict=True) if answer]
+    if all(carries_loss):
         return spans
-    if len(spans) != len(wanted):
+    if len(spans) != len(carries_loss):
         raise RenderError(
-            f"it marks {len(spans)} answers by {{% generation %}} where the conversation has {len(wanted)}, so that "
+            f"it marks {len(spans)} answers by {{% generation %}} where the conversation has {len(carries_loss)}, so that "
             f"answers without loss can't be found"
         )
-    return [span for span, trained in zip(spans, wanted) if trained]
+    return [span for span, trained in zip(spans, carries_loss) if trained]

@@ -65,10 +65,10 @@ class ChatEncoder:
             if isinstance(chats, BadRecord):
                 yield chats
                 continue
-            made = [self._with_loss(chat, next(encoded), document.where) for chat in chats]
-            if not any(each.loss is not None and each.loss[1:].any() for each in made):
+            documents_of_chat = [self._with_loss(chat, next(encoded), document.where) for chat in chats]
+            if not any(each.loss is not None and each.loss[1:].any() for each in documents_of_chat):
                 self._empty.append(document.where)
-            yield made
+            yield documents_of_chat
 
     def finish(self, num_documents: int) -> None:
         """Check that few conversations lack an answer.

@@ -104,9 +104,9 @@ class FileCache:
         try:
             make_owned_dir(self.root)
             while True:
-                if (held := _lock_existing(self.root / key, shared=True)) is not None:
-                    os.utime(held)
-                    return held
+                if (descriptor := _lock_existing(self.root / key, shared=True)) is not None:
+                    os.utime(descriptor)
+                    return descriptor
                 if not (self.root / key).exists():
                     self._try_to_make(key, size, fill, name)
                 time.sleep(0 if (self.root / key).exists() else _POLL_SECONDS)
@@ -180,10 +180,10 @@ class FileCache:
         for _, path, each in sorted(copies):
             if used_bytes <= goal:
                 break
-            held = _lock_existing(Path(path), shared=False)
-            if held is not None:
+            descriptor = _lock_existing(Path(path), shared=False)
+            if descriptor is not None:
                 os.unlink(path)
-                os.close(held)
+                os.close(descriptor)
                 used_bytes -= each
         return used_bytes
 

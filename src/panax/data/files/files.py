@@ -115,9 +115,9 @@ def open_each_local(files: Sequence[DataFile]) -> Iterator[tuple[str, Path]]:
             while started < len(files) and _may_start(files[number + 1 : started + 1], len(ahead)):
                 ahead.append(pool.submit(_copy, files[started], wait=False))
                 started += 1
-            held, path = _copied(ahead, file)
+            lease, path = _copied(ahead, file)
             started = number + 1 + len(ahead)
-            with held:
+            with lease:
                 yield file.name, path
     finally:
         _release(ahead)

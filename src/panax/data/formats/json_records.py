@@ -263,7 +263,9 @@ def _element(text: _Text, where: str, max_record_bytes: int) -> Any:
                 raise DataError(
                     f"{where}: broken JSON ({what}); expected an array of complete objects: repair it"
                 ) from None
-        held = len(text.text) - text.at
-        if held > max_record_bytes:
-            raise DataError(f"{where}: {describe_oversize(held, max_record_bytes, at_least=True, unit='characters')}")
-        text.read(max(_CHUNK, held))
+        num_characters = len(text.text) - text.at
+        if num_characters > max_record_bytes:
+            raise DataError(
+                f"{where}: {describe_oversize(num_characters, max_record_bytes, at_least=True, unit='characters')}"
+            )
+        text.read(max(_CHUNK, num_characters))

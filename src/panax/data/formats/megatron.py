@@ -72,8 +72,8 @@ class MegatronTokens(TokenFile):
         Raises:
             DataError: The files can't be read, are damaged, or do not match the settings.
         """
-        with contextlib.ExitStack() as held:
-            tokens_path, index_path = (held.enter_context(file.open_local()) for file in self._files())
+        with contextlib.ExitStack() as leases:
+            tokens_path, index_path = (leases.enter_context(file.open_local()) for file in self._files())
             names = [file.name for file in self._files()]
             index = read_index(index_path, names[1])
             tokens = _map_tokens(tokens_path, index, names[0])
@@ -84,7 +84,7 @@ class MegatronTokens(TokenFile):
                 read=lambda entry: open_tokens(entry, tokens=tokens_path, verified_dir=cache / VERIFIED_FOLDER),
             )
             # Cached copies of remote files stay as long as the tokens are in use.
-            weakref.finalize(store.tokens, held.pop_all().close)
+            weakref.finalize(store.tokens, leases.pop_all().close)
             return store
 
     def _files(self) -> list[DataFile]:

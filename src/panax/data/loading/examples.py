@@ -215,13 +215,13 @@ def split_by_hash(examples: Examples, held_out: float | int) -> tuple[Examples, 
         raise RecipeError(f"held_out={held_out}; expected a fraction of the examples, from 0 to below 1")
     if held_out == 0:
         return examples, None
-    kept = examples.keys() < np.uint64(held_out * 2.0**64)
-    if kept.all() or not kept.any():
+    is_held_out = examples.keys() < np.uint64(held_out * 2.0**64)
+    if is_held_out.all() or not is_held_out.any():
         raise DataError(
-            f"held_out={held_out} holds {int(kept.sum())} of {examples.num_examples} examples out; expected some and not "
+            f"held_out={held_out} holds {int(is_held_out.sum())} of {examples.num_examples} examples out; expected some and not "
             "all: choose another fraction, or 0 for none"
         )
-    return examples.take(np.flatnonzero(~kept)), examples.take(np.flatnonzero(kept))
+    return examples.take(np.flatnonzero(~is_held_out)), examples.take(np.flatnonzero(is_held_out))
 
 
 def split_by_time(examples: Examples, held_out: float | int) -> tuple[Examples, Examples | None]:
@@ -246,13 +246,14 @@ def split_by_time(examples: Examples, held_out: float | int) -> tuple[Examples, 
             f'split="time", and {type(examples).__name__} has no times; name a column, as in Table(time="date")'
         )
     latest = np.sort(times)[-max(1, round(held_out * len(times)))]
-    kept = times > latest if (times < latest).sum() == 0 else times >= latest
-    if kept.all() or not kept.any():
+    is_held_out = times > latest if (times < latest).sum() == 0 else times >= latest
+    if is_held_out.all() or not is_held_out.any():
         raise DataError(
-            f"held_out={held_out} by time holds {int(kept.sum())} of {examples.num_examples} examples out; expected some and "
+            f"held_out={held_out} by time holds {int(is_held_out.sum())} of {examples.num_examples} examples out; "
+            f"expected some and "
             f"not all: choose another fraction, or a column with more than one time"
         )
-    return examples.take(np.flatnonzero(~kept)), examples.take(np.flatnonzero(kept))
+    return examples.take(np.flatnonzero(~is_held_out)), examples.take(np.flatnonzero(is_held_out))
 
 
 class BadRecordLog:

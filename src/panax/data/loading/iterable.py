@@ -164,12 +164,12 @@ class IterableSource:
         """Draw epoch after epoch, beginning at `index` of `epoch`, for which the iterable is set to
         `state`."""
         while self._epochs is None or epoch < self._epochs:
-            for drawn in self._equal_batches(*self._open(state)):
+            for batch in self._equal_batches(*self._open(state)):
                 index, count = index + 1, count + 1
                 position = {"epoch": epoch, "index": index, "batches": count}
-                if drawn.state is not None:
-                    position["state"] = drawn.state
-                yield SourcedBatch(drawn.batch, position)
+                if batch.state is not None:
+                    position["state"] = batch.state
+                yield SourcedBatch(batch.batch, position)
             if index == 0:
                 raise DataError("the iterable gives no batch; expected at least one: is it empty, or already used up?")
             epoch, index, state = epoch + 1, 0, None
@@ -214,16 +214,16 @@ class IterableSource:
             yield first
         size = self._batch_size()
         short: _DrawnBatch | None = None
-        for drawn in self._draw(iterator):
+        for batch in self._draw(iterator):
             size = size or self._batch_size()
-            rows = _num_rows(drawn.batch)
+            rows = _num_rows(batch.batch)
             if short is not None or rows > size:
-                wrong = _num_rows((short or drawn).batch)
+                wrong = _num_rows((short or batch).batch)
                 raise DataError(f"a batch has {wrong} rows, others have {size}; expected the same (drop_last=True)")
             if rows < size:
-                short = drawn
+                short = batch
             else:
-                yield drawn
+                yield batch
         if short is not None and self._keep_short_batch:
             yield short
         elif short is not None and not self._warned:

@@ -153,10 +153,10 @@ class Sequences(Validated):
             )
         few = len(of_user) - len(users)
         if few:
-            left = sum(map(len, of_user.values())) - len(items)
+            num_skipped = sum(map(len, of_user.values())) - len(items)
             notes.append(
                 f"{few:,} of {len(of_user):,} users have fewer than min_events={self.min_events} events; they are "
-                f"skipped, with {left:,} events"
+                f"skipped, with {num_skipped:,} events"
             )
         header = {"num_users": len(users), "num_events": len(items), "bad_records": skipped.bad, "notes": notes}
         write_sealed(directory / "header.json", header, [*arrays, "names.json"])

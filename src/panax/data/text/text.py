@@ -265,9 +265,9 @@ class OpenedText:
         counts, judged = np.zeros((2, self.vocab_size), np.int64)
         for part in self.parts.values():
             every = part.training.store.target_counts
-            kept = every if part.held_out is None else _count_targets(part.held_out)
-            counts[: len(every)] += every if part.held_out is None else every - kept
-            judged[: len(kept)] += kept
+            held_out_counts = every if part.held_out is None else _count_targets(part.held_out)
+            counts[: len(every)] += every if part.held_out is None else every - held_out_counts
+            judged[: len(held_out_counts)] += held_out_counts
         # A document that was split in two has one more target than its halves together, hence the floor at 0.
         smoothed = np.maximum(counts, 0) + 1.0
         return float(-(judged @ np.log(smoothed / smoothed.sum())) / judged.sum()) if judged.any() else math.nan

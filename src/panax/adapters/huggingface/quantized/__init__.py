@@ -78,14 +78,14 @@ def dequantize(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, T
     """
     if not isinstance(settings, Mapping):
         return dict(tensors)
-    left = {name: tensor for name, tensor in tensors.items() if not _OF_ACTIVATIONS.search(name)}
+    remaining = {name: tensor for name, tensor in tensors.items() if not _OF_ACTIVATIONS.search(name)}
     wide: dict[str, TensorSlice] = {}
     for name in tensors:
-        for read in READERS if name in left else ():
-            if (dequantized := read(name, left, settings)) is not None:
+        for read in READERS if name in remaining else ():
+            if (dequantized := read(name, remaining, settings)) is not None:
                 wide[dequantized[0]] = dequantized[1]
                 break
-    return left | wide
+    return remaining | wide
 
 
 def _groups(settings: Mapping[str, Any]) -> list[Any]:

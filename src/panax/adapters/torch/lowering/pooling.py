@@ -74,9 +74,11 @@ def _first_maxima(x: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, 
     for number, tap in enumerate(np.ndindex(*kernel)):
         starts = [t * d for t, d in zip(tap, dilation)]
         limits = [start + (count - 1) * s + 1 for start, count, s in zip(starts, outputs, stride)]
-        seen = lax.slice(padded, (*[0] * len(lead), *starts), (*x.shape[:-n], *limits), (*[1] * len(lead), *stride))
-        larger = (seen > best) | (seen != seen)
-        best, place = jnp.where(larger, seen, best), jnp.where(larger, number, place)
+        tap_values = lax.slice(
+            padded, (*[0] * len(lead), *starts), (*x.shape[:-n], *limits), (*[1] * len(lead), *stride)
+        )
+        larger = (tap_values > best) | (tap_values != tap_values)
+        best, place = jnp.where(larger, tap_values, best), jnp.where(larger, number, place)
     return best, place
 
 
@@ -111,8 +113,8 @@ def _to_first_maxima(
                 continue
             shifts = [distance // s for distance, s in zip(distances, stride)]
             pads = [(k, count - k - size, 0) for k, count, size in zip(shifts, counts, gradient.shape[lead:])]
-            met = jnp.where(first_tap == number, gradient, jnp.zeros((), gradient.dtype))
-            total = total + lax.pad(met, jnp.zeros((), met.dtype), [*[(0, 0, 0)] * lead, *pads])
+            routed = jnp.where(first_tap == number, gradient, jnp.zeros((), gradient.dtype))
+            total = total + lax.pad(routed, jnp.zeros((), routed.dtype), [*[(0, 0, 0)] * lead, *pads])
         return total
 
     def interleave(first: tuple[int, ...]) -> Any:

@@ -25,12 +25,12 @@ def refuse_outside(sums: Sequence[torch.Tensor], tensors: Mapping[str, torch.Ten
     """
     names = {id(tensor): name for name, tensor in tensors.items()}
     stand_ins: list[Any] = [total.grad_fn for total in sums]
-    met: set[Any] = set()
+    visited: set[Any] = set()
     while stand_ins:
         function = stand_ins.pop()
-        if function is None or function in met:
+        if function is None or function in visited:
             continue
-        met.add(function)
+        visited.add(function)
         stand_ins.extend(each for each, _ in function.next_functions)
         if type(function).__name__ != "AccumulateGrad":
             continue
@@ -44,9 +44,10 @@ def refuse_outside(sums: Sequence[torch.Tensor], tensors: Mapping[str, torch.Ten
                 f"forward"
             )
         place, _ = before.outside.get(id(tensor), (None, None))
-        held = "one that the forward itself makes" if place is None else f"{place.owner}, {place.display_name}"
+        owner_text = "one that the forward itself makes" if place is None else f"{place.owner}, {place.display_name}"
         raise RecipeError(
-            f"the loss depends on a parameter that is not the module's: {held}, {list(tensor.shape)}; it would never be trained. "
+            f"the loss depends on a parameter that is not the module's: {owner_text}, {list(tensor.shape)}; it "
+            f"would never be trained. "
             f"Hold what has it in the module (module.criterion = criterion), or set requires_grad_(False) on it if it is to stay "
             f"as it is"
         )

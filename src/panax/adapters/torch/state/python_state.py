@@ -96,21 +96,21 @@ class PythonState:
         queue.extend(
             (ValueLocation("a hook on all modules", name), held) for name, held in _hooks_on_all_modules().items()
         )
-        met: set[int] = set()
+        visited: set[int] = set()
         while queue:
             location, value = queue.popleft()
             value = stand_ins.get(id(value), value)
             if isinstance(value, PLAIN_TYPES):
                 self.tokens[location] = comparison_token(value)
                 continue
-            if id(value) in met:
+            if id(value) in visited:
                 continue
-            met.add(id(value))
+            visited.add(id(value))
             self._held.append(value)
-            seen = self._look(location, value)
-            self.tokens[location] = seen.token
-            queue.extend(seen.children)
-            for put, held in seen.borrowed:
+            inspected = self._look(location, value)
+            self.tokens[location] = inspected.token
+            queue.extend(inspected.children)
+            for put, held in inspected.borrowed:
                 if id(held) in stand_ins:
                     held = stand_ins[id(held)]
                     put(held)
@@ -124,8 +124,8 @@ class PythonState:
                 self.unfollowed.append(location)
             if isinstance(value, tuple) and any(id(each) in stand_ins for each in value):
                 self.fakes.append(location)
-            if seen.restore is not None:
-                self._restores.append(seen.restore)
+            if inspected.restore is not None:
+                self._restores.append(inspected.restore)
 
     def restore(self) -> None:
         """Restore all values."""

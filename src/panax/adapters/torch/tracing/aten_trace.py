@@ -151,14 +151,14 @@ def _trace(
                 trace_record["seeded"] = True
 
     first, _, draws = recorded()
-    after, drawn = PythonState(module, objective.loss, stand_ins), random.getstate()
+    after, random_state = PythonState(module, objective.loss, stand_ins), random.getstate()
     refuse_leaks(after)
     if draws or after.diff(before):
         # A value set for the first time is a cache; one that changes each time is a count, which a compiled
         # step would freeze.
         trace_record["python"] = after
         first, located, draws = recorded()
-        if draws and random.getstate() != drawn:
+        if draws and random.getstate() != random_state:
             raise RecipeError(f"{draws[0]}, {INSTEAD}")
         refuse_changes(after, PythonState(module, objective.loss, stand_ins), located)
     if "seeded" in trace_record:
@@ -199,7 +199,7 @@ def _joint(
     Args:
         stood_in: Filled with each parameter and buffer, by the id of its stand-in.
     """
-    held = find_tensor_slots(module)
+    slots = find_tensor_slots(module)
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     alive: list[torch.Tensor] = []  # so that no id is reused
 
@@ -215,7 +215,7 @@ def _joint(
         alive.extend(values.values())
         if train:
             follow_hooks(module, named)
-        stand_ins = {place: values[name] for place, name in held.items()}
+        stand_ins = {place: values[name] for place, name in slots.items()}
         replacing = ReplacementMode(named)
         with _casting(autocast), replacing, swap_tensors(module, stand_ins, trace_record["python"].aliases):
             terms = objective(module, objective.batch_of(dict(zip(trace_record["leaves"], batch))))

@@ -50,7 +50,7 @@ def apply_accumulation_hooks(
 
 
 def _called(name: str, hook: Any, tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    kept, version = tensor.grad, tensor._version
+    gradient_before, version = tensor.grad, tensor._version
     try:
         with torch.no_grad():
             # The hook may write to it, and the backward pass may have returned one tensor for two parameters.
@@ -58,7 +58,7 @@ def _called(name: str, hook: Any, tensor: torch.Tensor, gradient: torch.Tensor) 
             hook(tensor)
             hooked_gradient = tensor.grad
     finally:
-        tensor.grad = kept
+        tensor.grad = gradient_before
     if tensor._version != version:
         raise RecipeError(
             f"{_named(name, hook)} changes the parameter itself, which is left to the optimizer here; remove the hook, and let "

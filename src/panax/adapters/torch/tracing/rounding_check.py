@@ -67,7 +67,7 @@ def is_discontinuous(node: Node) -> bool:
 
 def _operands(program: TracedProgram, tensors: Sequence[torch.Tensor], key: jax.Array) -> dict[str, np.ndarray]:
     """Compute in JAX the operands of all deciding operations, by the node's name."""
-    wanted = {
+    operand_nodes = {
         each
         for node in (*program.forward, *program.backward)
         if is_discontinuous(node)
@@ -80,7 +80,7 @@ def _operands(program: TracedProgram, tensors: Sequence[torch.Tensor], key: jax.
         values.update((node, jax.numpy.ones(())) for node in program.inputs[len(arrays) :])
         for node in (*program.forward, *program.backward):
             values[node] = program._call(node, values, key)
-        return {node.name: values[node] for node in wanted}
+        return {node.name: values[node] for node in operand_nodes}
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
