@@ -141,7 +141,7 @@ class OuterSyncStore:
             owner = self._store.read(PLACE).decode(errors="replace")
             if owner != expected:
                 raise CheckpointError(
-                    f"{self._store.url} is where another run's islands meet ({owner[:200]}; this is {expected}); set "
+                    f"{self._store.url} is used by another run's islands ({owner[:200]}; this is {expected}); set "
                     "comms.islands.store to "
                     f"another location"
                 )
@@ -312,7 +312,9 @@ class OuterSyncStore:
             try:
                 update = parse_update(self._store.read(_from(number, index)))
                 if update.base != base:
-                    raise ValueError("it began from other numbers, and has to take over what was agreed on")
+                    raise ValueError(
+                        "it started from other parameters, and must first adopt the result of the last round"
+                    )
                 norms[index] = norm(update.arrays)
             except ObjectNotFoundError:
                 continue

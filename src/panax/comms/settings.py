@@ -189,7 +189,7 @@ class Comms(Validated):
         setting = f"comms.islands.count={self.islands.count}"
         if self.local_steps == 1:
             raise RecipeError(
-                f"{setting}: islands meet after local steps; set comms.local_steps above 1, usually 25 to 500"
+                f"{setting}: islands synchronize after local steps; set comms.local_steps above 1, usually 25 to 500"
             )
         if self.fragments > 1 or self.overlap_steps:
             raise RecipeError(
@@ -220,11 +220,11 @@ class Comms(Validated):
         if self.delayed or self.local_steps > 1:
             other = "delayed=True" if self.delayed else f"local_steps={self.local_steps}"
             raise RecipeError(
-                f"{setting} with {other}: no sum is made in this batch's backward pass; remove one of them"
+                f"{setting} with {other}: no gradients are reduced in this batch's backward pass; remove one of them"
             )
         if self.compress and self.sums == "each_micro_batch":
             raise RecipeError(
-                f"{setting} with comms.compress: rounding is owed once a step; set comms.sums to 'in_backward'"
+                f"{setting} with comms.compress: rounding errors are carried over once per step; set comms.sums to 'in_backward'"
             )
         if self.rounds_at_random:
             raise RecipeError(

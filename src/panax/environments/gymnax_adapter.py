@@ -54,7 +54,7 @@ class Gymnax(Environment):
             raise RecipeError(f"Gymnax.options={dict(self.options)} don't build {self.name}: {error}") from error
 
     @functools.cached_property
-    def _create(self) -> tuple[Any, Any]:
+    def _environment_and_parameters(self) -> tuple[Any, Any]:
         """Create gymnax's environment, and its parameters."""
         environment, parameters = import_library("gymnax", "gymnax", _REMARK).make(self.name, **dict(self.options))
         return environment, parameters.replace(**dict(self.parameters))
@@ -63,7 +63,7 @@ class Gymnax(Environment):
     def _spaces(self) -> tuple[Space, Space]:
         """Return the spaces of observations and of actions. gymnax computes their bounds: immediately, even
         while a step is being traced."""
-        environment, parameters = self._create
+        environment, parameters = self._environment_and_parameters
         with jax.ensure_compile_time_eval():
             return (
                 _space(environment.observation_space(parameters), f"{self.name}'s observations"),
@@ -79,12 +79,12 @@ class Gymnax(Environment):
         return self._spaces[1]
 
     def reset(self, key: Key[Array, ""]) -> tuple[State, Observation]:
-        environment, parameters = self._create
+        environment, parameters = self._environment_and_parameters
         observation, state = environment.reset_env(key, parameters)
         return _strong(state), self._seen(observation)
 
     def step(self, state: State, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
-        environment, parameters = self._create
+        environment, parameters = self._environment_and_parameters
         observation, after, reward, terminated, _ = environment.step_env(key, state, action, parameters)
         # A compiled loop carries the state: each leaf retains its dtype, even if gymnax counts in Python
         # numbers.
@@ -95,7 +95,7 @@ class Gymnax(Environment):
 
     def render(self, state: State) -> Frame | None:
         """Render an observation that consists of image planes, as in MinAtar; None for other environments."""
-        environment, parameters = self._create
+        environment, parameters = self._environment_and_parameters
         seen = np.asarray(environment.get_obs(jax.tree.map(jnp.asarray, state), parameters, jax.random.key(0)))
         return _render_planes(seen) if seen.ndim == 3 else None
 

@@ -104,7 +104,7 @@ def check_single_process(action: str) -> None:
     membership = this_membership()
     if membership is not None:
         raise RecipeError(
-            f"{action} runs in one process, and this is {membership}; run it once, without what starts several"
+            f"{action} runs in one process, and this is {membership}; run it once, without a launcher of several processes"
         )
 
 

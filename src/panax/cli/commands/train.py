@@ -103,7 +103,7 @@ def train(arguments: Sequence[str]) -> int:
         # The run is done and saved: showing it does not decide if it succeeded. The terminal may have gone.
         with contextlib.suppress(OSError):
             message = str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
-            say(f"warning: the run is done and saved ({result.checkpoint}); it can't be shown whole: {message}")
+            say(f"warning: the run is done and saved ({result.checkpoint}); its summary is incomplete: {message}")
     return 0
 
 

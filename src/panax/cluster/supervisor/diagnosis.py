@@ -217,7 +217,7 @@ def _diagnose_silent_process(ends: Sequence[WorkerExit], collectives: Collective
             others = [f"process {each} on {collectives.hosts.get(each, '?')}" for each in silent[1:]]
             who = f"process {first} on {collectives.hosts.get(first, '?')}{''.join(f', {each}' for each in others)}"
             waits = collectives.waits(first, [each.process for each in ends])
-            message = f"{who} stopped answering: it is held, or its host or network is gone" + (
+            message = f"{who} stopped answering: it is suspended, or its host or network is gone" + (
                 f"; {waits}" if waits else ""
             )
             return Diagnosis(Cause.HANG, message, first, _exit_code(end), end.tail)
@@ -232,7 +232,7 @@ def _describe_location(end: WorkerExit, collectives: CollectiveFacts) -> str:
     collective_texts = collectives.around(end.process, kind) or collectives.around(end.process)
     peers = [collectives.addresses[peer] for peer in parse_peers(text) if peer in collectives.addresses]
     lost = f"; the peer is {', '.join(peers)}" if peers else ""
-    return f"; it stood in {', or '.join(collective_texts)}{lost}" if collective_texts else lost
+    return f"; it was in {', or '.join(collective_texts)}{lost}" if collective_texts else lost
 
 
 def diagnose_hang(
@@ -316,9 +316,9 @@ def _message(cause: Cause, end: WorkerExit) -> str:
     if cause is Cause.LOST_HOST:
         return f"{end.host} is gone, and process {end.process} with it"
     if cause is Cause.HOST_MEMORY:
-        return f"{who} was killed by the kernel for want of memory"
+        return f"{who} was killed by the kernel, since its host was out of memory"
     if cause is Cause.MISMATCH:
-        return f"{who} stood in another collective than the other processes"
+        return f"{who} was in another collective than the other processes"
     if end.error and end.error.get("message"):
         return f"{who}: {end.error['message']}"
     if end.code is not None and end.code < 0:

@@ -211,7 +211,7 @@ def uncordon(folder: Path, nodes: Iterable[int], *, total: int) -> None:
     for node in nodes:
         if _checked(node, total) not in reasons:
             cordoned = ", ".join(map(str, reasons)) or "none"
-            raise LaunchError(f"node {node} was not taken out of the job; of its nodes there are out: {cordoned}")
+            raise LaunchError(f"node {node} was not taken out of the job; nodes taken out: {cordoned}")
         del reasons[node]
     replace_json(folder / CORDONED, {str(node): text for node, text in sorted(reasons.items())})
 

@@ -193,7 +193,7 @@ def _take_part(batch: Mapping[str, np.ndarray], index: int, parts: int) -> dict[
 def _divide(rows: int, parts: int) -> int:
     if rows % parts:
         raise DataError(
-            f"a batch of {rows} rows does not fall into {parts} parts; choose batch_ramp.parts that divide it"
+            f"a batch of {rows} rows can't be divided into {parts} parts; choose batch_ramp.parts that divide it"
         )
     return rows // parts
 

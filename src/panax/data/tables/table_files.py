@@ -246,7 +246,9 @@ def _read_values(file: Any, dtype: np.dtype, rows: int) -> list[Any]:
     """Return the next values of an array."""
     data = file.read(rows * dtype.itemsize)
     if len(data) != rows * dtype.itemsize:
-        raise ValueError(f"an array ends {rows * dtype.itemsize - len(data)} bytes before its end")
+        raise ValueError(
+            f"an array ends {rows * dtype.itemsize - len(data)} bytes before the end that its header states"
+        )
     if dtype.kind == "U" and dtype.itemsize:
         # Python makes strings of any codes, and fails when they are read.
         codes = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))

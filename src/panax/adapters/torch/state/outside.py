@@ -48,7 +48,7 @@ def refuse_outside(sums: Sequence[torch.Tensor], tensors: Mapping[str, torch.Ten
         raise RecipeError(
             f"the loss depends on a parameter that is not the module's: {owner_text}, {list(tensor.shape)}; it "
             f"would never be trained. "
-            f"Hold what has it in the module (module.criterion = criterion), or set requires_grad_(False) on it if it is to stay "
+            f"Store its owner in the module (module.criterion = criterion), or set requires_grad_(False) on it if it is to stay "
             f"as it is"
         )
 

@@ -298,7 +298,7 @@ def _check(node: Node) -> None:
         for value in (node.meta["val"], cast(Any, node.args[0]).meta["val"]):
             if value.dtype in (torch.int64, torch.float64, torch.complex128):
                 raise RecipeError(
-                    f"view(dtype){_location(node)} reads the bits of {value.dtype}, and such numbers have half as many here; "
+                    f"view(dtype){_location(node)} reads the bits of {value.dtype}, which has half as many bits in JAX; "
                     f"convert the values (.to(dtype)), or take their bits when the data is prepared"
                 )
     if node.target is operator.getitem or node.target in LOWERINGS or node.target is torch.ops.aten.copy_.default:
