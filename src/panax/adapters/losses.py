@@ -41,7 +41,7 @@ def named_terms(returned: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Split the return value of a loss function, in any library: its losses by name, and its metrics.
 
     Raises:
-        RecipeError: There is no loss in it.
+        RecipeError: The value contains no loss.
     """
     metrics: Mapping[str, Any] = {}
     if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[1], Mapping):

@@ -79,7 +79,7 @@ class CheckpointIndex:
         """Open the checkpoint of a step.
 
         Raises:
-            CheckpointError: There is none, or its manifest is damaged.
+            CheckpointError: The checkpoint does not exist, or its manifest is damaged.
             StoreError: The store can't be read.
         """
         found = self.manifests.get(step)
@@ -170,7 +170,7 @@ def open_checkpoint(where: str | Path) -> Checkpoint:
     """Open the checkpoint at an address, such as `runs/quickstart/checkpoints/step_00000100`.
 
     Raises:
-        CheckpointError: There is none, or its manifest is damaged.
+        CheckpointError: The checkpoint does not exist, or its manifest is damaged.
     """
     store = open_store(where)
     sizes = {entry.path: entry.size for entry in store.list()}

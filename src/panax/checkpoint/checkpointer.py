@@ -1,6 +1,6 @@
 """Checkpoints of one run: when they are saved, retried, kept and removed.
 
-Training waits for the copy to host memory; a thread does the rest. One save is in flight at a time. A save
+Training waits for the copy to host memory; a thread writes the files. One save is in flight at a time. A save
 that fails is retried, then given up with a warning: the run continues, and the checkpoints before it are
 untouched.
 """
@@ -106,7 +106,7 @@ class Checkpointer:
         """Open the checkpoint of a step.
 
         Raises:
-            CheckpointError: There is none, or its manifest is damaged.
+            CheckpointError: The checkpoint does not exist, or its manifest is damaged.
             StoreError: The store can't be read.
         """
         return self._saved.open(step)

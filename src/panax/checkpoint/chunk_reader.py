@@ -50,7 +50,7 @@ class Checkpoint:
         """Read the text that is stored in the checkpoint under a name; None if there is none.
 
         Raises:
-            CheckpointError: It is damaged, or can't be read.
+            CheckpointError: The text is damaged, or can't be read.
         """
         entry = self.manifest.attachments.get(name)
         if entry is None:
@@ -70,8 +70,8 @@ class Checkpoint:
             raise DamagedError(f"{self.url}/{entry.file} is not UTF-8 text ({error}); it holds {name}") from error
 
     def read(self, name: str, index: Sequence[slice] | None = None) -> np.ndarray:
-        """Read an array, or the part of it in `index`: one expert, some rows. Only chunks that overlap it are
-        read.
+        """Read an array, or its region `index`, such as one expert or some rows. Only chunks that overlap the
+        region are read.
 
         Raises:
             CheckpointError: There is no such array, or it is damaged.

@@ -85,7 +85,8 @@ def import_tensors(directory: str | Path, store: Store, folder: str = "") -> Man
     attachments.
 
     Raises:
-        CheckpointError: There are none, they are damaged, pickled, or links that lead out of the folder.
+        CheckpointError: There are no such files, or they are damaged, pickled, or links that lead out of the
+            folder.
     """
     source = Path(directory)
     attachments = read_texts(source, "*.json", excluded=INDEX_FILE)
@@ -97,7 +98,7 @@ def copy_checkpoint(checkpoint: Checkpoint, store: Store, folder: str = "", *, p
     it is read.
 
     Raises:
-        CheckpointError: It is damaged, or no array has that prefix.
+        CheckpointError: The checkpoint is damaged, or no array has that prefix.
     """
     check_own_files(checkpoint)
     manifest = checkpoint.manifest
@@ -135,7 +136,7 @@ def write_arrays(
         arrays: Name, entry, and a function that reads a slice of the array.
 
     Raises:
-        CheckpointError: There is a checkpoint already.
+        CheckpointError: The folder holds a checkpoint already.
     """
     at = f"{folder}/" if folder else ""
     if any(entry.path == f"{at}{MANIFEST_FILE}" for entry in store.list(folder)):

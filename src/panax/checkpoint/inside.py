@@ -1,5 +1,4 @@
-"""Protection against links that lead out of a folder: only files that were put into a folder are copied out
-of it."""
+"""Protection against links that lead out of a folder: a copy contains only the folder's own files."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -146,9 +146,9 @@ class Manifest:
             where: The location, for errors.
 
         Raises:
-            CheckpointError: It is of another version.
-            DamagedError: It is not a manifest, changed since it was sealed, or names a path outside the
-                checkpoint or bytes beyond a file's end.
+            CheckpointError: The manifest is of another version.
+            DamagedError: The text is not a manifest, has changed since it was sealed, or names a path outside
+                the checkpoint or bytes beyond a file's end.
         """
         try:
             outer = json_reader.parse(text, max_bytes=_MOST_BYTES, constants=True)
@@ -246,7 +246,7 @@ def numpy_dtype(name: str) -> np.dtype:
     """Return the dtype of a name in a manifest.
 
     Raises:
-        ValueError: It is not a numeric dtype.
+        ValueError: The name is not that of a numeric dtype.
     """
     try:
         dtype = np.dtype(getattr(ml_dtypes, name, None) or name)

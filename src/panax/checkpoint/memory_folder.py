@@ -1,5 +1,4 @@
-"""Location of a run's copies in a host's memory, and the folders that may be removed there: those that Panax
-made and marked.
+"""Location of a run's copies in a host's memory. Only folders that Panax has created and marked are removed.
 
 /dev/shm/panax-1000/            `checkpoint.memory.directory`: any other contents are left alone
     panax-copies-1000/          accessible to this user alone (mode 0700)

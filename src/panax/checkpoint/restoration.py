@@ -43,10 +43,10 @@ def restore(checkpoint: Checkpoint, abstract: Any, shardings: Any, *, part: bool
         part: True if the checkpoint may hold more than `abstract` names; only these are read.
 
     Raises:
-        CheckpointError: It is the checkpoint of another model (the first differences are named), or the store
-            can't be read.
-        DamagedError: Its bytes have changed since they were written: the message names the file and the
-            bytes. If one process raises, all do.
+        CheckpointError: The checkpoint is that of another model (the message names the first differences), or the
+            store can't be read.
+        DamagedError: The checkpoint's bytes have changed since they were written; the message names the file and
+            the bytes. If one process raises, all do.
     """
     expected, shardings_by_name = named_leaves(abstract), named_leaves(shardings)
     check_arrays_match(checkpoint, expected, part)

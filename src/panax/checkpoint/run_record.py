@@ -94,7 +94,7 @@ def check_record_listed(store: Store, folders: Collection[str]) -> None:
     """Check that a list of a store's folders contains the record, which exists.
 
     Raises:
-        CheckpointError: It does not.
+        CheckpointError: The list lacks the record.
     """
     if FOLDER not in folders:
         raise CheckpointError(

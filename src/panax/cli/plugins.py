@@ -88,7 +88,7 @@ def start_jax() -> None:
     before.
 
     Raises:
-        RecipeError: A platform in `JAX_PLATFORMS` has no device here.
+        RecipeError: A platform in `JAX_PLATFORMS` has no device on this machine.
     """
     import jax
 

@@ -36,9 +36,9 @@ class CollectingTask(Task):
     learning.
 
     One step is one compiled call: `rollouts_per_step` times `collect`, each followed by `updates` updates by the
-    experiment's optimizer. An update differentiates the `loss` of a `minibatch`, with everything that updates
-    have elsewhere: clipping, the guard, frozen parameters, averages. An agent therefore defines how it acts
-    and what it minimizes, and needs no loop.
+    experiment's optimizer. An update differentiates the `loss` of a `minibatch`, with the features of all updates:
+    clipping, the guard, frozen parameters, averages. An agent therefore defines how it acts and what it
+    minimizes, and needs no loop.
 
     Everything carried from step to step (environments, running statistics, replay buffers, target networks)
     is model state, a mapping at the top level: it is sharded by `state_axes`, saved in checkpoints and

@@ -46,7 +46,7 @@ class DamagedError(CheckpointError):
 
 
 class StoreError(PanaxError, OSError):
-    """A disk or object store refuses to read or write, after retries where these could help."""
+    """A read or write of a disk or object store failed, after retries if these could help."""
 
     exit_code = 4
 

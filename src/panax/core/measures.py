@@ -31,7 +31,7 @@ class Loss(eqx.Module):
     global batch.
 
     Attributes:
-        sum: Sum over tokens, rows or whatever the weight counts.
+        sum: Sum over tokens, rows or other items that the weight counts.
         weight: Divisor of the sum, applied once. It may depend on the batch but not on the parameters.
         coefficient: Factor of the term in the total loss.
     """

@@ -32,7 +32,7 @@ class BraxState(eqx.Module):
 class Brax(Environment):
     """One of Brax's environments, such as `ant`.
 
-    Brax's wrappers count a time limit as `done`; they are not used here, and the limit truncates.
+    Brax's wrappers, which count a time limit as `done`, are not used: the limit truncates an episode.
 
     Attributes:
         name: Name registered with Brax.

@@ -1,7 +1,7 @@
 """Conversion of gymnasium's inputs and outputs to the arrays that Panax expects: cast if no value changes,
 else rejected.
 
-Imported by the processes that step environments, so it imports neither jax nor anything of Panax.
+Imported by the processes that step environments, so it imports neither jax nor other modules of Panax.
 """
 
 from collections.abc import Mapping

@@ -31,7 +31,7 @@ def use_batch_policy_while_alone(sharing: int) -> None:
     interrupts the thread that holds its lock, it requests that lock over and over until the kernel's next
     tick, 4 ms later: on a process of one core a sum of 4 KiB took 4 ms, and takes 0.2 ms in Linux's batch
     policy. If other programs run on the same cores, the thread would have to wait for them, and a step takes
-    up to twice as long: there the usual policy is better. A thread chooses once a second
+    up to twice as long: the default policy is then better. A thread selects the policy once a second
     (docs/decisions/0020-threads-of-a-process-on-cpu.md).
 
     The policy of threads that exist already is not changed. Without a batch policy in the system the call has no

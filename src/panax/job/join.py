@@ -46,7 +46,7 @@ def join(
         panax.join("node1:7733", processes=4, index=0)
 
     Args:
-        coordinator: "host:port" of process 0, a free port there; the same in every process.
+        coordinator: "host:port" of process 0, with a port that is free on its host; the same in every process.
         processes: Number of processes.
         index: Index of this process, from 0.
         bind: Address at which process 0 listens; by default that of the coordinator's host.

@@ -30,7 +30,7 @@ _MOST_LAYERS = 10_000
 def config_from(directory: str | Path) -> DecoderConfig | VitConfig:
     """Read the configuration of the decoder, or the vision transformer, in a folder in Hugging Face's layout.
 
-    Dropout is not part of it: it stays 0, whatever rates the release was trained with.
+    The configuration does not include dropout, which is 0 regardless of the release's training.
 
     Args:
         directory: A folder with a config.json; nothing is downloaded.

@@ -102,8 +102,8 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
 
 
 def parameters_left(task: Any, params: Any) -> Any:
-    """Return bools with the structure of a task's parameters: True for those that `load` may leave as they are, which are
-    adapters, or the head of another model than a decoder."""
+    """Return bools with the structure of a task's parameters: True for those that `load` may leave unchanged, which are
+    adapters, and the head of a model other than a decoder."""
     if isinstance(task, DecoderTask):
         return low_rank_mask(params)
     return jax.tree.unflatten(jax.tree.structure(params), [name.startswith("head.") for name in named_leaves(params)])

@@ -45,7 +45,7 @@ def read_array(match: ParameterMatch, tensors: Tensors) -> jax.Array:
 
 
 def read_quantized(match: ParameterMatch, weight: QuantizedWeight, tensors: Tensors) -> QuantizedWeight:
-    """Read one parameter as codes and scales, with the sharding of those of `weight`, real or abstract.
+    """Read one parameter as codes and scales, with the shardings of the codes and scales of `weight`, real or abstract.
 
     Tensors in the weight's own format keep their codes and scales; others are quantized, from float32.
 

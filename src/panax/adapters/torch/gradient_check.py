@@ -66,7 +66,7 @@ def check_gradients(
     """Compare loss, gradients and buffers on the example batch, with the same random bits.
 
     Raises:
-        RecipeError: They disagree; the message names the worst gradient, with both values.
+        RecipeError: The two disagree; the message names the worst gradient, with both values.
     """
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
         key = jax.random.key(0)

@@ -86,7 +86,7 @@ def stop(run: str, seconds: float) -> int:
     """Make a run save, and end.
 
     Raises:
-        LaunchError: It is not running, or not on this host.
+        LaunchError: The run has ended, or is on another host.
     """
     folder = Path(run)
     if not read_run(folder).alive:

@@ -120,7 +120,7 @@ class JobShapes:
     def best(self, connected: Collection[int]) -> JobShape | None:
         """Return the largest set of the connected nodes with a layout of the model; None if there is none.
 
-        Nodes that were taken out are excluded, unless the job can't continue without them.
+        Cordoned nodes are excluded, unless the job can't continue without them.
         """
         return self.best_without(connected, self.cordoned) or (
             self.best_without(connected, ()) if self.cordoned & {*connected} else None
@@ -156,7 +156,7 @@ class JobShapes:
 
     @property
     def cordoned(self) -> set[int]:
-        """Return the nodes that were taken out."""
+        """Return the cordoned nodes."""
         return set(read_cordoned(self._folder))
 
     def _layouts(self) -> dict[int, JobLayout]:
@@ -176,8 +176,7 @@ class JobShapes:
 
 
 def read_cordoned(folder: Path) -> dict[int, str]:
-    """Return the nodes that were taken out of a job, each with the reason; an invalid file counts as
-    empty."""
+    """Return the cordoned nodes of a job, each with the reason; an invalid file counts as empty."""
     try:
         reasons = json_reader.read(folder / CORDONED)
         return {int(node): str(why) for node, why in reasons.items()}
@@ -205,7 +204,7 @@ def uncordon(folder: Path, nodes: Iterable[int], *, total: int) -> None:
     """Put nodes back: the job includes them at its next save.
 
     Raises:
-        LaunchError: A node does not exist, or was not taken out.
+        LaunchError: A node does not exist, or is not cordoned.
     """
     reasons = read_cordoned(folder)
     for node in nodes:

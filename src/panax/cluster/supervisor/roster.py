@@ -116,7 +116,7 @@ class NodePool:
         cordon(self._shapes, self._job.place, [node], why, total=self._job.nodes)
 
     def cordoned_in_use(self, shape: JobShape) -> list[int]:
-        """Return the nodes in use that were taken out, but that the job could not continue without."""
+        """Return the cordoned nodes in use, without which the job could not continue."""
         return sorted(set(shape.nodes) & self._shapes.cordoned)
 
     def reason_to_change(self, shape: JobShape) -> str | None:

@@ -1,7 +1,7 @@
 """Quantization blocks: neighboring elements that share a scale, stored on one device on every usual mesh.
 
 If a scale covered the next 256 elements in storage order, it would cover other elements on another mesh, and
-the same run would round differently there. Block shapes therefore depend only on the array's logical shape,
+the same run would round differently on it. Block shapes therefore depend only on the array's logical shape,
 and leave each dimension enough blocks to be sharded over devices.
 """
 

@@ -1,4 +1,4 @@
-"""`Conversation`: messages and tools in one form, whatever file they come from."""
+"""`Conversation`: messages and tools in one form, independent of the file format."""
 
 import dataclasses
 import json

@@ -53,7 +53,7 @@ class MegatronTokens(TokenFile):
 
     Attributes:
         path: The common prefix of both files' names, local or in an object store; or one of the names.
-        dtype: Has no effect here: the index stores it.
+        dtype: Not used, since the index stores the dtype.
         end_of_document: The id that ends each document, if `--append-eod` was given; None: no such id.
         vocab_size: None: one more than the largest id in the file.
     """

@@ -132,7 +132,7 @@ class IterableSource:
         A position without a usable state is reached by drawing and discarding batches, with a warning.
 
         Raises:
-            DataError: The iterable is empty, ends too early, or yields something that is not a batch; or
+            DataError: The iterable is empty, ends too early, or yields a value that is not a batch; or
                 `position` does not belong to this source.
         """
         if position is None:

@@ -29,8 +29,8 @@ class _State(NamedTuple):
     """Position of a mixture.
 
     Attributes:
-        batch: Number of batches made so far.
-        rows: Number of rows of each part in them.
+        batch: Number of batches drawn so far.
+        rows: Number of rows of each part in these batches.
         owed: Deficit of each part, in `apportion.UNITS_PER_ROW`.
     """
 

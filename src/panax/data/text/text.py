@@ -46,8 +46,8 @@ class TextData(Validated):
             choice depends on the corpus only, so that runs with different seeds are evaluated on the same
             documents, and resuming from a checkpoint with another seed does not train on them. Of a mixture,
             taken from each part.
-        packing: Fill each row with documents up to `sequence_length`; else each row is one document,
-            truncated there.
+        packing: Fill each row with documents up to `sequence_length`; else each row is one document, truncated to
+            this length.
         buckets: Without packing, the sequence lengths that a batch may have, ascending; `sequence_length` is
             always included.
         max_characters: A longer document (prompt and text together) is a bad record. None: no limit.
