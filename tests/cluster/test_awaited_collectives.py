@@ -72,9 +72,7 @@ def test_a_peer_that_is_lost_is_told_with_the_collective_and_its_host():
     ends = [WorkerExit(2, "hostC", 1, 1.0, {"kinds": ["XlaRuntimeError"], "message": message, "exit_code": 1})]
     diagnosis = diagnose(ends, found)
     assert diagnosis.cause is Cause.PEER
-    assert diagnosis.message.endswith(
-        "it stood in an all-gather over fsdp (hostC, hostD); the peer is hostD (process 3)"
-    )
+    assert diagnosis.message.endswith("it was in an all-gather over fsdp (hostC, hostD); the peer is hostD (process 3)")
 
 
 HEARTBEATS = [
@@ -93,7 +91,8 @@ def test_a_process_that_is_stopped_is_named_though_the_others_end():
     ends = [WorkerExit(process, "x", -6, 1.0, None, HEARTBEATS) for process in (0, 1, 3)]
     diagnosis = diagnose(ends, facts)
     assert (diagnosis.cause, diagnosis.process) == (Cause.HANG, 2) and diagnosis.message == (
-        "process 2 on hostC stopped answering: it is held, or its host or network is gone; processes 0, 1, 3 wait for it in an "
+        "process 2 on hostC stopped answering: it is suspended, or its host or network is gone; processes 0, 1, "
+        "3 wait for it in an "
         "all-gather or reduce-scatter over fsdp (hostA, hostB, hostC, hostD)"
     )
     killed = WorkerExit(2, "hostC", -9, 0.5)

@@ -227,7 +227,7 @@ def test_what_is_cordoned(job):
     assert read_cordoned(job.place) == {1: "loud", 3: "hot"}
     with pytest.raises(LaunchError, match="all 4 nodes"):
         out([0, 2])
-    with pytest.raises(LaunchError, match="there are out: 1, 3"):
+    with pytest.raises(LaunchError, match="nodes taken out: 1, 3"):
         uncordon(job.place, [0], total=4)
     uncordon(job.place, [3], total=4)
     assert read_cordoned(job.place) == {1: "loud"}

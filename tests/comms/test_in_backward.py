@@ -134,7 +134,7 @@ def test_a_skipped_step_leaves_what_is_owed():
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"delayed": True}, "with delayed=True: no sum is made in this batch's backward pass"),
+        ({"delayed": True}, "with delayed=True: no gradients are reduced in this batch's backward pass"),
         ({"local_steps": 4}, "with local_steps=4"),
         ({"compress": "int8", "rounding": "stochastic"}, "set it to 'nearest'"),
     ],
@@ -142,7 +142,7 @@ def test_a_skipped_step_leaves_what_is_owed():
 def test_wrong_settings_are_refused(settings, told):
     with pytest.raises(RecipeError, match=told):
         Comms(sums="in_backward", **settings)
-    with pytest.raises(RecipeError, match="rounding is owed once a step"):
+    with pytest.raises(RecipeError, match="rounding errors are carried over once per step"):
         Comms(sums="each_micro_batch", compress="int8")
 
 

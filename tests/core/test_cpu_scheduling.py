@@ -131,7 +131,7 @@ def test_another_program_on_the_same_core_is_seen():
 def test_processes_of_the_same_job_are_not_others(monkeypatch: pytest.MonkeyPatch):
     """Of ten seconds of its cores this process ran three, as did another of its job, and a stranger two."""
     counted = iter([(0.0, 0.0, 0.0), (8.0, 2.0, 3.0), (16.0, 4.0, 6.0)])
-    monkeypatch.setattr(scheduling.CoreLoad, "_now", lambda self: next(counted))
+    monkeypatch.setattr(scheduling.CoreLoad, "_read_seconds", lambda self: next(counted))
     cores = scheduling.CoreLoad(2)
     assert cores.shares() == pytest.approx((0.3, 0.2))
     assert cores.shares() == pytest.approx((0.3, 0.2))

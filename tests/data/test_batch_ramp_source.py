@@ -134,10 +134,10 @@ def test_a_position_of_another_ramp_is_refused():
 
 def test_rows_that_fall_into_no_parts_are_refused():
     odd = IterableSource([{"x": np.arange(6)}], epochs=1)
-    with pytest.raises(DataError, match="a batch of 6 rows does not fall into 4 parts; choose batch_ramp"):
+    with pytest.raises(DataError, match="a batch of 6 rows can't be divided into 4 parts; choose batch_ramp"):
         list(apply_batch_ramp(odd, RAMP).batches())
     rows = ExampleSource(Arrays({"x": np.arange(56)}), batch_size=6, epochs=1)
-    with pytest.raises(DataError, match="a batch of 6 rows does not fall into 4 parts"):
+    with pytest.raises(DataError, match="a batch of 6 rows can't be divided into 4 parts"):
         prefetch_to_device(apply_batch_ramp(rows, RAMP), Held(odd=True))
 
 

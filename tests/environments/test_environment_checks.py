@@ -71,7 +71,7 @@ class Counting(Environment):
 
 
 @pytest.mark.parametrize(
-    "environment", [CartPole(), Pendulum(), Acrobot(), GridWorld(), GridWorld(seen="picture"), Counting()]
+    "environment", [CartPole(), Pendulum(), Acrobot(), GridWorld(), GridWorld(observation="picture"), Counting()]
 )
 def test_what_keeps_the_contract_passes(environment):
     check_environment(environment)

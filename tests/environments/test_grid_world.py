@@ -61,7 +61,7 @@ def test_starts_are_drawn_evenly():
 
 
 def test_a_picture_has_planes():
-    world = GridWorld(seen="picture")
+    world = GridWorld(observation="picture")
     _, seen = world.reset(jax.random.key(0))
     assert seen.shape == world.observation_space.shape == (5, 5, 4)
     assert seen.sum(axis=(0, 1)).tolist() == [1, 7, 1, 1] and seen[0, 0, 0] == 1

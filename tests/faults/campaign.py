@@ -84,7 +84,7 @@ def kill_in(phase: str, processes: int, kills: int, folder: Path, expected: str,
         kill_once(phase, processes, folder, rng, settings)
         checkpointer = Checkpointer(folder / "run" / "checkpoints", say=lambda line: None)
         damaged += sum(bool(checkpoint.verify()) for checkpoint in checkpointer.newest_first()) + len(
-            checkpointer.distrusted
+            checkpointer.damaged_steps
         )
         steps.append(checkpointer.latest() or 0)
     return Outcome(phase, processes, kills, tuple(steps), damaged, finish(folder, processes, **settings) == expected)

@@ -63,5 +63,5 @@ def test_killed_while_going_back(told, tmp_path, what, number):
     assert -9 in codes, job.shown()
     assert ended(tmp_path, processes, memory=memory) == expected
     checkpoints = Checkpointer(tmp_path / "run/checkpoints")
-    assert checkpoints.steps() == [25, 30] and not checkpoints.distrusted
+    assert checkpoints.steps() == [25, 30] and not checkpoints.damaged_steps
     assert sorted(number for each in rollbacks(tmp_path) for number in each["batches"]) == LEFT_OUT

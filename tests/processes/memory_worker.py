@@ -27,7 +27,7 @@ def main() -> None:
     if what == "keep":
         for step in (5, 10, 15):
             tier.save(tree, step, {"data": step})
-        tier._settle()
+        tier._wait_for_previous()
         print(json.dumps(said), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     checkpoint = tier.newest()

@@ -29,17 +29,17 @@ class Model:
         name: Default name of its runs.
         evaluate: `(params, state, batch, key, train) -> (returned, state)`: the value of the user's loss for
             a batch, in any form that `read_loss` accepts, and the state afterwards.
-        rebuild: `(params, state) -> model`: NumPy arrays back into the library's own form.
+        rebuild: `(params, state) -> model`: converts NumPy arrays back to the library's own form.
         create: `key -> (params, state)`, run inside a jitted function; None if `initial` is set.
         initial: Parameters and state as host arrays, if the model brings its weights.
         axes: Logical axes by parameter name, if the model names them.
         kind_of: Parameter name to its kind, for automatic layouts.
         frozen: Names of the parameters that the model holds fixed.
-        notes: Notes for the user about how it was adapted.
+        notes: Notes for the user about how the model was adapted.
         one_pass: Why a batch must be one forward and backward pass; None if it may be split into
             micro-batches.
-        compute_dtype: The dtype of its matmuls; in float16 its loss is scaled.
-        sums: True if its loss is a sum over the batch's rows, which micro-batches add up, and not a mean.
+        compute_dtype: The dtype of the model's matmuls; in float16 its loss is scaled.
+        sums: True if the loss is a sum over the batch's rows, which micro-batches add up, and not a mean.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Model:
 class AdaptedTask(Task):
     """A model of another library, trained in the same way as a built-in model.
 
-    It sees whole arrays, and XLA partitions it over replica, fsdp, tensor, and expert, which is one more axis
-    for rows and for stored weights.
+    The model is written for global arrays. XLA partitions it over replica, fsdp, tensor and expert; the expert axis
+    also shards rows and stored weights.
 
     Attributes:
         name: The model's name, in lower case.
-        notes: Notes about how it was adapted.
+        notes: Notes about how the model was adapted.
     """
 
     mesh_axes = frozenset({"replica", "fsdp", "expert", "tensor"})
@@ -78,11 +78,12 @@ class AdaptedTask(Task):
     def __init__(self, model: Model, sharding: Mapping[str, Axes] | None = None):
         """
         Args:
-            sharding: Patterns of parameter names (`*` matches anything) to logical axes,
+            sharding: Patterns of parameter names (`*` matches any text) to logical axes,
                 instead of those that the model names or that follow from its shapes.
 
         Raises:
-            RecipeError: A pattern matches no parameter or does not fit it, or there is no parameter.
+            RecipeError: A pattern matches no parameter or does not fit the one it matches, or there is no
+                parameter.
         """
         self.model = model
         self.name = model.name.lower()

@@ -38,7 +38,7 @@ def check_agreement(
         states: The model's state afterwards, by name: ours and theirs.
 
     Raises:
-        RecipeError: They differ; the message names the worst ones.
+        RecipeError: They differ; the message names the largest differences.
     """
     loss, expected = float(np.asarray(ours[0])), float(np.asarray(theirs[0]))
     if not (loss == expected or abs(loss - expected) <= TOLERANCE * max(abs(expected), FLOOR)):
@@ -86,7 +86,7 @@ def explain_too_large(weights_bytes: int) -> str | None:
 
 @contextlib.contextmanager
 def exact_host_precision() -> Iterator[None]:
-    """Compute on the CPU, if JAX may use it, and with full float32 matmuls everywhere."""
+    """Compute on the CPU, if JAX may use it, and with full float32 matmuls, inside the context."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS may exclude the CPU
             stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
@@ -98,7 +98,7 @@ def exact_host_precision() -> Iterator[None]:
 def use_library_promotion() -> Iterator[None]:
     """Use the promotion rules that another library's graph is written for, even if stricter ones are set.
 
-    Such graphs are full of int64, which JAX computes in int32; its warning about each is suppressed.
+    Such graphs often use int64, which JAX computes in int32; its warnings are suppressed.
     """
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Explicitly requested dtype")

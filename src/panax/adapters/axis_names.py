@@ -14,13 +14,13 @@ AxisNames = Mapping[str, str | None]
 def read_names(named: Mapping[str, tuple[Any, ...]], axis_names: AxisNames) -> dict[str, Axes]:
     """Translate the axis names in a model's metadata to logical axes, by parameter.
 
-    One of Panax's own names stands for itself, unless `axis_names` has an entry for it.
+    A name of one of Panax's logical axes stands for that axis, unless `axis_names` has an entry for it.
 
     Args:
         named: Parameter name to the model's names of its axes, one entry for each dimension.
 
     Raises:
-        RecipeError: A name has no meaning in Panax, or an entry of `axis_names` is used by no parameter.
+        RecipeError: A name has no meaning in Panax, or no parameter uses an entry of `axis_names`.
     >>> read_names({"up.kernel": ("embed", "mlp")}, {"mlp": "ffn"})
     {'up.kernel': ('embed', 'ffn')}
     """

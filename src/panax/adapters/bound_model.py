@@ -19,15 +19,15 @@ class BoundModel:
     last one left.
 
     Attributes:
-        variables: Its current variables, in the library's own form; while the model is being created, those
-            its calls have created.
+        variables: Its current variables, in the library's own form; while the model is being created, the
+            variables that its calls have created so far.
     """
 
     def __init__(self, call: Callable[..., tuple[Any, Variables]], variables: Variables, key: jax.Array):
         """
         Args:
             call: `(variables, key, *arguments, **keywords) -> (output, variables)`.
-            key: Key of the first call; each further one gets another, folded from it.
+            key: Key of the first call; further calls get keys that are derived from it.
         """
         self._call = call
         self._key = key

@@ -46,11 +46,11 @@ def task(
         raise RecipeError(f"create is {create!r}; expected a function of a key: lambda key: Net(key=key)")
 
     def both(key: jax.Array) -> tuple[Any, Any]:
-        made = create if exists else create(key)
-        model, state = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        created = create if exists else create(key)
+        model, state = created if isinstance(created, tuple) and len(created) == 2 else (created, None)
         if not isinstance(model, eqx.Module) or not isinstance(state, eqx.nn.State | None):
             raise RecipeError(
-                f"create made {type(made).__name__}; expected an equinox.Module, or a pair of one and its eqx.nn.State"
+                f"create made {type(created).__name__}; expected an equinox.Module, or a pair of one and its eqx.nn.State"
             )
         return model, state
 
@@ -64,25 +64,25 @@ def task(
         params, others = eqx.partition(model, _trains)
         return params, (eqx.filter(others, _is_array), eqx.filter(state, _is_array))
 
-    def join(params: Any, held: tuple[Any, Any]) -> tuple[Any, Any]:
-        others, state = held
+    def join(params: Any, state_arrays: tuple[Any, Any]) -> tuple[Any, Any]:
+        others, state = state_arrays
         return eqx.combine(params, others, plain_model), eqx.combine(state, plain_state)
 
-    def evaluate(params: Any, held: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
-        model, state = join(params, held)
+    def evaluate(params: Any, state_arrays: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
+        model, state = join(params, state_arrays)
         model = eqx.nn.inference_mode(model, value=not train)
         if state_shape is None:
-            return call_loss(loss, model, batch, key=key, train=train), held
+            return call_loss(loss, model, batch, key=key, train=train), state_arrays
         returned = call_loss(loss, model, batch, key=key, train=train, state=state)
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], eqx.nn.State)):
             raise RecipeError(
                 "the model has an eqx.nn.State; expected a loss with the keyword state that returns (the loss's usual "
                 "result, state)"
             )
-        return returned[0], (held[0], eqx.filter(returned[1], _is_array))
+        return returned[0], (state_arrays[0], eqx.filter(returned[1], _is_array))
 
-    def rebuild(params: Any, held: Any) -> Any:
-        model, state = join(params, held)
+    def rebuild(params: Any, state_arrays: Any) -> Any:
+        model, state = join(params, state_arrays)
         return model if state_shape is None else (model, state)
 
     return AdaptedTask(

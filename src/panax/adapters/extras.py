@@ -11,7 +11,7 @@ def import_extra(module: str, extra: str) -> ModuleType:
     """Import a module that `panax-jax[extra]` installs.
 
     Raises:
-        RecipeError: It can't be imported; the message has the command that installs it.
+        RecipeError: The module can't be imported; the message has the command that installs it.
     """
     try:
         return importlib.import_module(module)

@@ -47,11 +47,11 @@ def task(
     """Adapt a Flax Linen module as a task.
 
     In the loss, `model(*args, **kwargs)` is `module.apply` with the variables, the random keys, and the
-    collections that change: the collections that it leaves, such as `batch_stats`, are the state. If the
+    collections that change; the resulting collections, such as `batch_stats`, are the state. If the
     module's `__call__` has an argument `train`, `training`, `is_training`, `deterministic` or
     `use_running_average` that the loss does not pass, it is set; a field of the module with such a name that
     is set for training is reversed in evaluation (`module.clone(train=False)`). With `mutable=["losses"]` a
-    call returns `(output, {"losses": ...})`, as `apply` does, and that collection is not state.
+    call returns `(output, {"losses": ...})`, as `apply` does, and the collection `losses` is not state.
     `model.variables` are the variables. Axis names (`nn.with_partitioning`, `nn.with_logical_partitioning`)
     are read.
 
@@ -60,10 +60,10 @@ def task(
 
     Args:
         loss: `loss(model, batch)`, or with any of the keywords `key` and `train` that it names.
-        example: A batch of the shapes to come; only its shapes are used.
+        example: A batch with the shapes of the training batches; only its shapes are used.
         variables: Existing variables, instead of an example; their values are used.
         axis_names: The module's names of axes to Panax's.
-        sharding: Patterns of parameter names to logical axes, with precedence over all else.
+        sharding: Patterns of parameter names to logical axes, with precedence over axis names.
 
     Raises:
         RecipeError: The module is not one of Flax Linen, there is neither an example nor variables, or an
@@ -77,7 +77,7 @@ def task(
     if not isinstance(module, nn.Module):
         raise RecipeError(f"the module is {module!r}; expected an instance of flax.linen.Module: Net(), not Net")
     passing = set(TRANSIENT_COLLECTIONS)
-    evaluated = _evaluated(module)
+    evaluated = _for_evaluation(module)
 
     def modes(args: tuple[Any, ...], keywords: Mapping[str, Any], train: bool) -> dict[str, Any]:
         method = keywords.get("method")
@@ -87,13 +87,13 @@ def task(
         return {name: MODE_ARGUMENTS[name] == train for name in left_out & MODE_ARGUMENTS.keys()}
 
     def variables_for(key: jax.Array) -> dict[str, Any]:
-        def creating(held: Any, _: jax.Array, *args: Any, mutable: Any = (), **keywords: Any) -> tuple[Any, Any]:
+        def creating(current: Any, _: jax.Array, *args: Any, mutable: Any = (), **keywords: Any) -> tuple[Any, Any]:
             mutable = [mutable] if isinstance(mutable, str) else list(mutable)
             passing.update(mutable)
             keywords |= modes(args, keywords, True)
-            output, made = module.init_with_output(key, *args, **keywords)
-            asked = {name: made[name] for name in mutable if name in made}
-            return (output, asked) if mutable else output, _merged(held, unfreeze(made))
+            output, created = module.init_with_output(key, *args, **keywords)
+            requested = {name: created[name] for name in mutable if name in created}
+            return (output, requested) if mutable else output, _merge_missing(current, unfreeze(created))
 
         model = BoundModel(creating, {}, key)
         call_loss(loss, model, example_batch(example, type(module).__name__), key=key, train=True)
@@ -106,22 +106,22 @@ def task(
     if variables is not None and "params" not in boxed:
         raise RecipeError(f"the variables are {sorted(boxed)}; expected a collection params")
 
-    def split(everything: Mapping[str, Any]) -> tuple[Any, Any]:
-        plain = jax.tree.map(lambda leaf: leaf.value if _is_box(leaf) else leaf, everything, is_leaf=_is_box)
+    def split(all_variables: Mapping[str, Any]) -> tuple[Any, Any]:
+        plain = jax.tree.map(lambda leaf: leaf.value if _is_box(leaf) else leaf, all_variables, is_leaf=_is_box)
         state = {name: tree for name, tree in plain.items() if name != "params" and name not in passing}
         return plain.get("params", {}), state
 
     def evaluate(params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
-        def call(held: Any, key: jax.Array, *args: Any, mutable: Any = (), **keywords: Any) -> tuple[Any, Any]:
+        def call(current: Any, key: jax.Array, *args: Any, mutable: Any = (), **keywords: Any) -> tuple[Any, Any]:
             mutable = [mutable] if isinstance(mutable, str) else list(mutable)
             keywords |= modes(args, keywords, train)
             # A random stream under any other name falls back on `params`.
             rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}
             applied = module if train else evaluated
-            output, after = applied.apply(held, *args, rngs=rngs, mutable=[*state, *mutable], **keywords)
-            asked = {name: after[name] for name in mutable if name in after}
-            after = {name: after.get(name, held[name]) for name in state}
-            return (output, asked) if mutable else output, {"params": params, **after}
+            output, after = applied.apply(current, *args, rngs=rngs, mutable=[*state, *mutable], **keywords)
+            requested = {name: after[name] for name in mutable if name in after}
+            after = {name: after.get(name, current[name]) for name in state}
+            return (output, requested) if mutable else output, {"params": params, **after}
 
         model = BoundModel(call, {"params": params, **state}, key)
         returned = call_loss(loss, model, batch, key=key, train=train)
@@ -147,7 +147,7 @@ def task(
     )
 
 
-def _evaluated(module: Any) -> Any:
+def _for_evaluation(module: Any) -> Any:
     """Return the module for evaluation: fields set for training are reversed, also in submodules."""
     fields = {field.name: getattr(module, field.name, None) for field in dataclasses.fields(module) if field.init}
     changes: dict[str, Any] = {}
@@ -156,10 +156,10 @@ def _evaluated(module: Any) -> Any:
             continue
         if name in MODE_ARGUMENTS and value is MODE_ARGUMENTS[name]:
             changes[name] = not value
-        elif isinstance(value, nn.Module) and (inner := _evaluated(value)) is not value:
+        elif isinstance(value, nn.Module) and (inner := _for_evaluation(value)) is not value:
             changes[name] = inner
         elif isinstance(value, list | tuple) and any(isinstance(each, nn.Module) for each in value):
-            turned = [_evaluated(each) if isinstance(each, nn.Module) else each for each in value]
+            turned = [_for_evaluation(each) if isinstance(each, nn.Module) else each for each in value]
             if any(a is not b for a, b in zip(turned, value)):
                 changes[name] = type(value)(turned)
     return module.clone(**changes) if changes else module
@@ -169,12 +169,12 @@ def _kind_of(path: str) -> Kind | None:
     return "embedding" if path.rpartition(".")[2] == "embedding" else None
 
 
-def _merged(held: Any, made: Any) -> Any:
-    """Add to `held` the entries of `made` that it lacks."""
-    if not isinstance(held, Mapping) or not isinstance(made, Mapping):
-        return held
-    new = {name: tree for name, tree in made.items() if name not in held}
-    return {**{name: _merged(tree, made.get(name, tree)) for name, tree in held.items()}, **new}
+def _merge_missing(variables: Any, created: Any) -> Any:
+    """Return `variables` with the entries of `created` that it lacks."""
+    if not isinstance(variables, Mapping) or not isinstance(created, Mapping):
+        return variables
+    new = {name: tree for name, tree in created.items() if name not in variables}
+    return {**{name: _merge_missing(tree, created.get(name, tree)) for name, tree in variables.items()}, **new}
 
 
 def _is_box(leaf: Any) -> bool:

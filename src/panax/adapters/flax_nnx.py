@@ -47,7 +47,7 @@ def task(
         trains: A filter of the variables that are trained, such as `nnx.LoRAParam`; by default every
             `nnx.Param`.
         axis_names: The model's names of axes to Panax's.
-        sharding: Patterns of parameter names to logical axes, with precedence over all else.
+        sharding: Patterns of parameter names to logical axes, with precedence over axis names.
 
     Raises:
         RecipeError: `create` returns no model, an axis name has no meaning, or a pattern matches nothing.
@@ -82,7 +82,9 @@ def task(
 
     def join(params: Flat, state: Flat, key: jax.Array) -> Any:
         seeds = {name: _blank(leaf) for name, leaf in _flat(rng_like).items()}
-        parts = (_filled(like, flat) for like, flat in ((params_like, params), (rng_like, seeds), (state_like, state)))
+        parts = (
+            _with_values(like, flat) for like, flat in ((params_like, params), (rng_like, seeds), (state_like, state))
+        )
         model = nnx.merge(definition, *parts)
         tags = sorted({variable.tag for _, variable in nnx.to_flat_state(rng_like)})
         keys = {tag: jax.random.fold_in(key, i) if i else key for i, tag in enumerate(tags)}
@@ -129,21 +131,21 @@ def task(
 
 
 def _attributes(model: Any) -> dict[str, Any]:
-    """Return a model's plain Python values, also in dictionaries and lists, which a compiled step holds
-    fixed."""
+    """Return a model's plain Python values, also those in dictionaries and lists; a compiled step treats them as
+    constants."""
     attributes: dict[str, Any] = {}
     for path, part in nnx.iter_modules(model):
         # NNX's own bookkeeping of nodes changes with a variable that is sown.
         fields = {name: value for name, value in vars(part).items() if not name.startswith(("_pytree__", "_object__"))}
-        held = [(".".join((*map(str, path), name)), value) for name, value in fields.items()]
-        while held:
-            name, value = held.pop()
+        entries = [(".".join((*map(str, path), name)), value) for name, value in fields.items()]
+        while entries:
+            name, value = entries.pop()
             if isinstance(value, bool | int | float | str):
                 attributes[name] = value
             elif isinstance(value, Mapping):
-                held += [(f"{name}.{key}", each) for key, each in value.items()]
+                entries += [(f"{name}.{key}", each) for key, each in value.items()]
             elif isinstance(value, list | tuple):
-                held += [(f"{name}.{index}", each) for index, each in enumerate(value)]
+                entries += [(f"{name}.{index}", each) for index, each in enumerate(value)]
     return attributes
 
 
@@ -161,7 +163,7 @@ def _refuse_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> None
 def _with_fault(returned: Any, params_before: Flat, params_after: Flat) -> Any:
     """Add a check to the loss's return value that a call has left the trained parameters unchanged.
 
-    Transformations such as `nnx.remat` return equal arrays, so that only values show it.
+    Values are compared, since transformations such as `nnx.remat` return new arrays with equal values.
     """
     changed = {
         name: params_after[name]
@@ -202,8 +204,8 @@ def _flat(state: Any) -> Flat:
     return {name: variable.get_value() for name, variable in _variables(state).items()}
 
 
-def _filled(like: Any, flat: Flat) -> Any:
-    """Return the variables of `like`, with their metadata but other values."""
+def _with_values(like: Any, flat: Flat) -> Any:
+    """Return the variables of `like`, with their metadata and the values of `flat`."""
     return nnx.from_flat_state(
         [(path, variable.replace(flat[".".join(map(str, path))])) for path, variable in nnx.to_flat_state(like)]
     )

@@ -32,7 +32,7 @@ def task(
             transformed by `hk.transform` or `hk.transform_with_state`.
         loss: `loss(model, batch)`, or with any of the keywords `key` and `train` that it names; `model(*args,
             **kwargs)` calls the network with its parameters and state.
-        example: A batch of the shapes to come; only its shapes are used.
+        example: A batch with the shapes of the training batches; only its shapes are used.
         variables: Existing `(params, state)`, instead of an example; their values are used.
         sharding: Patterns of parameter names to logical axes.
 
@@ -54,9 +54,9 @@ def task(
         if loss is None:
             return transformed.init(key, batch, **modes(True))
 
-        def creating(held: Any, call_key: jax.Array, *args: Any, **keywords: Any) -> tuple[Any, Any]:
-            held = held or transformed.init(key, *args, **keywords)
-            return transformed.apply(*held, call_key, *args, **keywords)[0], held
+        def creating(current: Any, call_key: jax.Array, *args: Any, **keywords: Any) -> tuple[Any, Any]:
+            current = current or transformed.init(key, *args, **keywords)
+            return transformed.apply(*current, call_key, *args, **keywords)[0], current
 
         model = BoundModel(creating, None, key)
         call_loss(loss, model, batch, key=key, train=True)
@@ -68,8 +68,8 @@ def task(
         if loss is None:
             return transformed.apply(params, state, key, batch, **modes(train))
 
-        def call(held: Any, call_key: jax.Array, *args: Any, **keywords: Any) -> tuple[Any, Any]:
-            output, after = transformed.apply(*held, call_key, *args, **keywords)
+        def call(current: Any, call_key: jax.Array, *args: Any, **keywords: Any) -> tuple[Any, Any]:
+            output, after = transformed.apply(*current, call_key, *args, **keywords)
             return output, (params, after)
 
         model = BoundModel(call, (params, state), key)
@@ -84,7 +84,7 @@ def task(
             initial=None if variables is None else jax.device_get(tuple(variables)),
             evaluate=evaluate,
             rebuild=lambda params, state: (params, state),
-            axes={path: (None,) * leaf.ndim for path, leaf in named_leaves(params).items() if _of_a_norm(path)},
+            axes={path: (None,) * leaf.ndim for path, leaf in named_leaves(params).items() if _is_norm_parameter(path)},
             kind_of=_kind_of,
         ),
         sharding,
@@ -108,7 +108,7 @@ def _transformed(function: Any) -> tuple[Any, str, tuple[Any, int]]:
     return with_state, getattr(original, "__name__", "haiku").strip("<>"), takes
 
 
-def _of_a_norm(path: str) -> bool:
+def _is_norm_parameter(path: str) -> bool:
     """Return True for parameters of Haiku's norms, which retain their broadcast dimensions."""
     return path.rpartition(".")[2] in ("scale", "offset")
 

@@ -34,14 +34,14 @@ def task(
     """Adapt a Keras model as a task. It starts from the weights that the model has.
 
     Losses of layers (`add_loss`, regularizers) and an overridden `compute_loss` count as they do in
-    `model.fit`; dropout and everything else that draws from a seed generator follows the step's key;
-    variables that are not trainable are state.
+    `model.fit`; dropout and other layers that draw from a seed generator follow the step's key; variables that
+    are not trainable are state.
 
     Args:
         loss: Any argument of `model.compile(loss=...)`; by default the loss that the model was compiled with.
             Its weight is the number of rows.
         metrics: Any argument of `model.compile(metrics=...)` with metrics that are means.
-        example: A batch of the shapes to come, if the model is not built yet, or has metrics.
+        example: A batch with the shapes of the training batches, if the model is not built yet, or has metrics.
         unpack: `batch -> (x, y, sample_weight)`. By default, a batch is `(x, y)` or `(x, y, sample_weight)`,
             or a mapping with the leaves `x`, `y` and optionally `sample_weight`; inputs with names other than
             `x` are passed to the model by name. Rows with a leaf `loss_mask` of 0, which pad a source's last
@@ -73,10 +73,10 @@ def task(
         x, y, sample_weight = unpack(batch)
         mask = batch.get("loss_mask")
         mask = None if mask is None or mask.ndim != 1 else mask
-        drawn = {name: _seed(key, i, others[name]) for i, name in enumerate(seeds)}
+        seeds_by_name = {name: _seed(key, i, others[name]) for i, name in enumerate(seeds)}
         loss, (_, predicted, after, _) = model.compute_loss_and_updates(
             [params[name] for name in weights],
-            [drawn[name] if name in drawn else state[name] for name in others],
+            [seeds_by_name[name] if name in seeds_by_name else state[name] for name in others],
             _zeros(model.metrics_variables),
             x,
             y,
@@ -121,7 +121,7 @@ def unpack_batch(batch: Batch) -> tuple[Any, Any, Any]:
     inputs.
 
     Raises:
-        RecipeError: It has no `y`, or no input.
+        RecipeError: The batch has no `y`, or no input.
     """
     if set(batch) <= {"0", "1", "2"}:
         batch = {name: batch[place] for place, name in zip("012", ("x", "y", "sample_weight")) if place in batch}
@@ -149,7 +149,8 @@ def _check_usable(model: Any) -> None:
 
 
 def _refuse_ruled(model: Any, weights: Mapping[str, Any]) -> None:
-    """Raise a RecipeError if Keras' optimizers would do more with a variable than add an update."""
+    """Raise a RecipeError if Keras' optimizers would do more with a variable than add an update, such as apply a
+    constraint."""
     for name, variable in weights.items():
         if getattr(variable, "constraint", None) is not None:
             raise RecipeError(
@@ -260,7 +261,7 @@ def _seed(key: jax.Array, index: int, variable: Any) -> jax.Array:
 
 
 def _named(variables: Any) -> dict[str, Any]:
-    """Return variables by their paths, with a number if two have the same."""
+    """Return variables by their paths, numbered if two have the same path."""
     named: dict[str, Any] = {}
     for variable in variables:
         path, again = variable.path.replace("/", "."), 1

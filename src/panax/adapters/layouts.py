@@ -95,12 +95,12 @@ def automatic_axes(
 
     Args:
         named: Axes of the parameters for which the model names them.
-        sharding: Patterns of paths (`*` matches anything, dots included) with the axes they get instead; the
-            first match wins.
+        sharding: Patterns of paths (`*` matches any text, dots included) to the axes of the matching parameters;
+            the first match wins.
 
     Raises:
-        RecipeError: A pattern matches no parameter, or none that an earlier pattern does not match; names an
-            axis that does not exist; or has another number of dimensions.
+        RecipeError: A pattern matches no parameter, or only parameters that earlier patterns match; names an axis
+            that does not exist; or has another number of dimensions.
     """
     used: set[str] = set()
     axes: dict[str, Axes] = {}

@@ -1,8 +1,8 @@
 """Lightning modules, unchanged: `training_step` is the loss, `configure_optimizers` the optimizer, logged
 values are metrics.
 
-Everything else that a Trainer would do is done by Panax: loops, devices, precision, checkpoints. Requests of
-a module to its Trainer that can't be met, and hooks that would never be called, are refused by name.
+Panax replaces the Trainer: loops, devices, precision, checkpoints. Requests of a module to its Trainer that can't be
+met, and hooks that would never be called, are rejected by name.
 """
 
 import contextlib
@@ -73,8 +73,8 @@ def fit_arguments(
     """Adapt a `LightningModule`: return task, optimizer and length of the run, as arguments of an
     `Experiment`.
 
-    Evaluation calls `validation_step`, if there is one. A step may pass its `batch_idx` on, and is refused if
-    it computes or decides with it.
+    Evaluation calls `validation_step`, if there is one. A step may pass its `batch_idx` on, and is rejected if
+    it computes with it or branches on it.
 
     Args:
         module: A `LightningModule` of `lightning` or `pytorch_lightning`.
@@ -82,16 +82,16 @@ def fit_arguments(
         num_steps: Length of the run; also the value of `self.trainer.estimated_stepping_batches` and
             `max_steps`.
         steps_per_epoch: For a scheduler that counts epochs, as Lightning's do by default.
-        ignore: Hooks of the module that need not be called; "batch_idx" holds that at 0, if it decides only
-            what is logged.
+        ignore: Hooks of the module that need not be called; "batch_idx" sets the argument to 0, for a module that
+            only uses it for logging.
         sharding: Patterns of parameter names to logical axes.
         compute_dtype: `bfloat16` runs the forward pass under `torch.autocast`, as the Trainer's
             `precision="bf16-mixed"` does.
         check: Compare loss and gradients with PyTorch's own on the example.
 
     Raises:
-        RecipeError: It uses manual optimization or several optimizers, overrides a hook that would not be
-            called, needs something from its Trainer that is not available, or can't be traced.
+        RecipeError: The module uses manual optimization or several optimizers, overrides a hook that would not
+            be called, needs an attribute of its Trainer that is not available, or can't be traced.
     """
     base = _lightning_base(module)
     ignore = frozenset(ignore)
@@ -109,12 +109,12 @@ def fit_arguments(
     with _within(module, steps.trainer):
         configured = module.configure_optimizers()
     optimizer, scheduler, every = _configured(configured, steps_per_epoch)
-    made = from_torch(optimizer, module, scheduler=scheduler, num_steps=num_steps, steps_per_update=every)
-    return FitArguments(adapted, made, num_steps)
+    translated = from_torch(optimizer, module, scheduler=scheduler, num_steps=num_steps, steps_per_update=every)
+    return FitArguments(adapted, translated, num_steps)
 
 
 def _not_validated(adapted: AdaptedTask, example: Any) -> Iterator[str]:
-    """Yield the reason why evaluation would be refused, before a run has begun; nothing if it would not."""
+    """Yield the reason why evaluation would be rejected, before a run has begun; nothing if it would not be."""
     params, state = jax.eval_shape(adapted.init, jax.random.key(0))
     batch = {name: jnp.asarray(leaf) for name, leaf in as_batch(example).items()}
     try:

@@ -8,16 +8,16 @@ from ..core.errors import RecipeError
 
 
 def call_loss(loss: Callable[..., Any], *arguments: Any, **offered: Any) -> Any:
-    """Call `loss(*arguments)`, with those of the `offered` keywords that its signature names.
+    """Call `loss(*arguments)` with the `offered` keywords that its signature names.
 
     Raises:
-        RecipeError: It can't be called this way.
+        RecipeError: The loss can't be called this way.
     """
     return loss(*arguments, **select_keywords(loss, len(arguments), offered))
 
 
 def select_keywords(loss: Callable[..., Any], positional: int, offered: dict[str, Any]) -> dict[str, Any]:
-    """Return those of the `offered` keywords that `loss` takes."""
+    """Return the `offered` keywords that `loss` accepts."""
     signature = inspect.signature(loss)
     parameters = list(signature.parameters.values())
     named = {p.name for p in parameters[positional:]} & offered.keys()

@@ -20,11 +20,11 @@ DEFAULT_LOSS_NAME = "objective"
 def read_loss(returned: Any, rows: int) -> tuple[Losses, Metrics]:
     """Read the losses and metrics from the return value of a loss function.
 
-    A pair (sum, weight) is divided once by the weight of the whole global batch, so that micro-batches of
+    A pair (sum, weight) is divided once by the weight of the global batch, so that micro-batches of
     unequal weight add up exactly. A scalar is taken as a mean over the batch's `rows`, which are its weight.
 
     Raises:
-        RecipeError: It has none of these forms.
+        RecipeError: The value has none of these forms.
 
     >>> losses, metrics = read_loss((jnp.float32(6.0), jnp.float32(3.0)), rows=4)
     >>> float(losses["objective"].mean), metrics
@@ -41,7 +41,7 @@ def named_terms(returned: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Split the return value of a loss function, in any library: its losses by name, and its metrics.
 
     Raises:
-        RecipeError: There is no loss in it.
+        RecipeError: The value contains no loss.
     """
     metrics: Mapping[str, Any] = {}
     if isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[1], Mapping):

@@ -1,4 +1,4 @@
-"""Transfer of host weights to devices shard by shard: none ever holds a whole copy of a split array."""
+"""Transfer of host weights to devices shard by shard: no device ever holds all of a sharded array."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -46,7 +46,7 @@ def _placed(array: HostArray, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def zeros_tree(tree: Any) -> Any:
-    """Return zeros of the same shapes: the result of an `init` that is called for its shapes alone."""
+    """Return zeros of the same shapes, for an `init` that is called only for its shapes."""
     return jax.tree.map(_blank, tree)
 
 

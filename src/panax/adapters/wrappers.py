@@ -6,8 +6,8 @@ parallelism."""
 
 
 def find_wrapper(names: set[str]) -> str | None:
-    """Return the prefix that a wrapper has added to all of these names, or anywhere if no user's module has
-    that name; None without one."""
+    """Return the prefix that a wrapper has added to all of these names, or to some names if no user's module has
+    that name; None without such a prefix."""
     for prefix in WRAPPERS:
         if names and all(name.startswith(prefix) for name in names):
             return prefix

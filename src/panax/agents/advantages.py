@@ -45,9 +45,9 @@ def gae(
     equation 16.
 
     >>> one = lambda x: jnp.array([[x]])
-    >>> kept = gae(one(1.0), one(0.0), one(10.0), one(False), one(True), discount=0.5, gae_lambda=1.0)
-    >>> died = gae(one(1.0), one(0.0), one(10.0), one(True), one(False), discount=0.5, gae_lambda=1.0)
-    >>> kept.target.item(), died.target.item()
+    >>> truncated = gae(one(1.0), one(0.0), one(10.0), one(False), one(True), discount=0.5, gae_lambda=1.0)
+    >>> terminated = gae(one(1.0), one(0.0), one(10.0), one(True), one(False), discount=0.5, gae_lambda=1.0)
+    >>> truncated.target.item(), terminated.target.item()
     (6.0, 1.0)
     """
     difference = reward + discount * jnp.where(terminated, 0.0, next_value) - value

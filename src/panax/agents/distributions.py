@@ -40,7 +40,7 @@ class Distribution(Validated, abc.ABC):
 
     @property
     def num_log_stds(self) -> int:
-        """Return the number of further outputs that are parameters, the same for every observation."""
+        """Return the number of log standard deviations, which are parameters independent of the observation."""
         return 0
 
     @abc.abstractmethod
@@ -49,21 +49,20 @@ class Distribution(Validated, abc.ABC):
 
     @abc.abstractmethod
     def mode(self, numbers: Numbers) -> Num[Array, "..."]:
-        """Return the most likely sample, before `action`."""
+        """Return the most likely sample, not yet converted by `action`."""
 
     @abc.abstractmethod
-    def log_prob(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
-        """Return the logarithm of the probability, or density, of the action that was made from the sample
-        `drawn`."""
+    def log_prob(self, numbers: Numbers, sample: Num[Array, "..."]) -> Float[Array, "*rows"]:
+        """Return the log probability, or log density, of the action for `sample`."""
 
     @abc.abstractmethod
-    def entropy(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
-        """Return the entropy in nats, differentiable with respect to `numbers`; `drawn` may serve an estimate
-        if there is no closed form."""
+    def entropy(self, numbers: Numbers, sample: Num[Array, "..."]) -> Float[Array, "*rows"]:
+        """Return the entropy in nats, differentiable with respect to `numbers`; a family without a closed form
+        may estimate it from `sample`."""
 
-    def action(self, drawn: Num[Array, "..."]) -> Num[Array, "..."]:
+    def action(self, sample: Num[Array, "..."]) -> Num[Array, "..."]:
         """Convert a sample to the environment's action."""
-        return drawn
+        return sample
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,12 +89,12 @@ class Categorical(Distribution):
     def mode(self, numbers: Numbers) -> Num[Array, "..."]:
         return numbers.argmax(axis=-1).astype(jnp.int32)
 
-    def log_prob(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
+    def log_prob(self, numbers: Numbers, sample: Num[Array, "..."]) -> Float[Array, "*rows"]:
         # A mask instead of a gather, whose transpose is a scatter.
-        chosen = jax.nn.one_hot(drawn, self.count, dtype=jnp.bool_)
+        chosen = jax.nn.one_hot(sample, self.count, dtype=jnp.bool_)
         return jnp.where(chosen, jax.nn.log_softmax(numbers), 0.0).sum(axis=-1)
 
-    def entropy(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
+    def entropy(self, numbers: Numbers, sample: Num[Array, "..."]) -> Float[Array, "*rows"]:
         logs = jax.nn.log_softmax(numbers)
         return -(jnp.exp(logs) * logs).sum(axis=-1)
 
@@ -126,17 +125,17 @@ class DiagonalGaussian(Distribution):
     def mode(self, numbers: Numbers) -> Num[Array, "..."]:
         return jnp.split(numbers, 2, axis=-1)[0]
 
-    def log_prob(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
+    def log_prob(self, numbers: Numbers, sample: Num[Array, "..."]) -> Float[Array, "*rows"]:
         mean, log_deviation = jnp.split(numbers, 2, axis=-1)
-        distance = (drawn - mean) * jnp.exp(-log_deviation)
+        distance = (sample - mean) * jnp.exp(-log_deviation)
         return (-0.5 * distance * distance - log_deviation - _LOG_ROOT_2_PI).sum(axis=-1)
 
-    def entropy(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
+    def entropy(self, numbers: Numbers, sample: Num[Array, "..."]) -> Float[Array, "*rows"]:
         _, log_deviation = jnp.split(numbers, 2, axis=-1)
         return (log_deviation + 0.5 + _LOG_ROOT_2_PI).sum(axis=-1)
 
-    def action(self, drawn: Num[Array, "..."]) -> Num[Array, "..."]:
-        return self.space.clip(drawn.reshape(*drawn.shape[:-1], *self.space.shape)).astype(self.space.dtype)
+    def action(self, sample: Num[Array, "..."]) -> Num[Array, "..."]:
+        return self.space.clip(sample.reshape(*sample.shape[:-1], *self.space.shape)).astype(self.space.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,23 +152,23 @@ class SquashedGaussian(DiagonalGaussian):
                 f"a squashed distribution needs actions with finite bounds, not {self.space}; use 'gaussian'"
             )
 
-    def log_prob(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
-        return super().log_prob(numbers, drawn) - _log_slope(drawn).sum(axis=-1)
+    def log_prob(self, numbers: Numbers, sample: Num[Array, "..."]) -> Float[Array, "*rows"]:
+        return super().log_prob(numbers, sample) - _log_slope(sample).sum(axis=-1)
 
-    def entropy(self, numbers: Numbers, drawn: Num[Array, "..."]) -> Float[Array, "*rows"]:
-        """Compute the normal part in closed form, and the mean of tanh's part by quadrature; `drawn` is not
-        used.
+    def entropy(self, numbers: Numbers, sample: Num[Array, "..."]) -> Float[Array, "*rows"]:
+        """Compute the normal distribution's entropy in closed form, and the mean log derivative of tanh by
+        quadrature; `sample` is not used.
 
-        Minus the density of `drawn` has the same mean but another gradient: `drawn` would not move with the
-        distribution.
+        The negated log density of `sample` has the same mean but another gradient, since `sample` is a
+        constant.
         """
         mean, log_deviation = jnp.split(numbers, 2, axis=-1)
         noise = jnp.broadcast_to(jnp.asarray(_NODES, mean.dtype), (*mean.shape, len(_NODES)))
         slope = _log_slope(mean[..., None] + jnp.exp(log_deviation)[..., None] * noise)
-        return super().entropy(numbers, drawn) + (slope @ jnp.asarray(_WEIGHTS, mean.dtype)).sum(axis=-1)
+        return super().entropy(numbers, sample) + (slope @ jnp.asarray(_WEIGHTS, mean.dtype)).sum(axis=-1)
 
-    def action(self, drawn: Num[Array, "..."]) -> Num[Array, "..."]:
-        return self.rescale_action(jnp.tanh(drawn))
+    def action(self, sample: Num[Array, "..."]) -> Num[Array, "..."]:
+        return self.rescale_action(jnp.tanh(sample))
 
     def rescale_action(self, unit: Float[Array, "*rows element"]) -> Num[Array, "..."]:
         """Scale actions in [-1, 1] to the bounds of the space, in its shape, as the environment expects them.
@@ -186,16 +185,16 @@ class SquashedGaussian(DiagonalGaussian):
         return (low + 0.5 * (unit + 1.0) * (high - low)).astype(self.space.dtype)
 
 
-def _log_slope(drawn: jax.Array) -> jax.Array:
+def _log_slope(u: jax.Array) -> jax.Array:
     """Compute log(1 - tanh(u)^2) in a form that does not round to log 0."""
-    return 2.0 * (math.log(2.0) - drawn - jax.nn.softplus(-2.0 * drawn))
+    return 2.0 * (math.log(2.0) - u - jax.nn.softplus(-2.0 * u))
 
 
 def make_distribution(space: Space, continuous: Continuous = "gaussian") -> Distribution:
     """Return the family for a space of actions.
 
     Raises:
-        RecipeError: There is no family for it.
+        RecipeError: No family supports the space.
 
     >>> make_distribution(Discrete(count=4)).num_outputs
     4

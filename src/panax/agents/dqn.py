@@ -77,8 +77,8 @@ class Dqn(OffPolicy):
 
     def values(self, params: DqnParameters, observation: Num[Array, "batch ..."]) -> Float[Array, "batch action"]:
         """Compute the expected return of each action."""
-        _, said = self.policy.act(params.policy, self.policy.initial_carry(observation.shape[0]), observation)
-        return dueling_values(said.distribution_params, said.value) if self.dueling else said.distribution_params
+        _, output = self.policy.act(params.policy, self.policy.initial_carry(observation.shape[0]), observation)
+        return dueling_values(output.distribution_params, output.value) if self.dueling else output.distribution_params
 
     def current_epsilon(self, replay: Replay) -> Float[Array, ""]:
         """Return the current fraction of random actions."""
@@ -88,12 +88,12 @@ class Dqn(OffPolicy):
         return first + (last - first) * jnp.minimum(done, 1.0)
 
     def exploration_policy(self, params: DqnParameters, replay: Replay) -> Explore:
-        share = self.current_epsilon(replay)
+        epsilon = self.current_epsilon(replay)
 
         def explore(observation: jax.Array, keys: jax.Array) -> jax.Array:
             def one(key: jax.Array, best: jax.Array) -> jax.Array:
                 whether, which = jax.random.split(key)
-                return jnp.where(jax.random.uniform(whether) < share, self.random_action(which), best)
+                return jnp.where(jax.random.uniform(whether) < epsilon, self.random_action(which), best)
 
             return jax.vmap(one)(keys, self.greedy_action(params, observation))
 

@@ -59,9 +59,7 @@ class FinishedEpisodes(eqx.Module):
         )
 
     def metrics(self) -> Metrics:
-        """Compute the mean return and length over environments with an ended episode, and the number of
-        these.
-        """
+        """Compute the mean return and length over environments with an ended episode, and their number."""
         known = self.any.astype(jnp.float32)
         return {
             "episode_return": Mean((self.total * known).sum(), known.sum()),

@@ -91,8 +91,8 @@ def _player(task: Any, max_steps: int) -> Any:
 def rollout_states(
     environment: Environment, act: Act, memory: Any, key: jax.Array, max_steps: int
 ) -> tuple[Any, jax.Array]:
-    """Return the states of one episode of at most `max_steps` steps, and its number of steps; states after its end
-    repeat its last one."""
+    """Return the states of one episode of at most `max_steps` steps, and its number of steps; states after the
+    end of the episode repeat its last state."""
     batch, row = EnvironmentBatch(environment), jnp.zeros(1, jnp.int32)
     first = batch.reset(key, row)
 
@@ -101,13 +101,13 @@ def rollout_states(
         act_key, move_key = jax.random.split(jax.random.fold_in(key, number + 1))
         memory, action = act(memory, ongoing.observation, row_keys(act_key, row))
         moved = jax.vmap(environment.step)(ongoing.state, action, row_keys(move_key, row))
-        shown = jax.tree.map(lambda new, old: jnp.where(playing, new, old), moved.state, last)
+        state = jax.tree.map(lambda new, old: jnp.where(playing, new, old), moved.state, last)
         after = dataclasses.replace(ongoing, state=moved.state, observation=moved.observation)
         playing_on = playing & ~(moved.terminated | moved.truncated)[0]
-        return (after, memory, shown, playing_on, steps + playing.astype(jnp.int32)), shown
+        return (after, memory, state, playing_on, steps + playing.astype(jnp.int32)), state
 
-    begun = (first, memory, first.state, jnp.bool_(True), jnp.int32(0))
-    (*_, steps), states = jax.lax.scan(step, begun, jnp.arange(max_steps))
+    initial = (first, memory, first.state, jnp.bool_(True), jnp.int32(0))
+    (*_, steps), states = jax.lax.scan(step, initial, jnp.arange(max_steps))
     every = jax.tree.map(lambda one, rest: jnp.concatenate([one[None], rest])[:, 0], first.state, states)
     return every, steps
 

@@ -136,15 +136,15 @@ class OffPolicy(Agent):
         def explore(observation: jax.Array, keys: jax.Array) -> jax.Array:
             return jax.vmap(self.random_action)(keys)
 
-        acting, seen, _ = self._act(explore, acting, row, warmup_key, self.warmup)
+        acting, experience, _ = self._act(explore, acting, row, warmup_key, self.warmup)
         replay = Replay.create(
             self.environment.observation_space, self.stored_action, self.environments, self.capacity_per_environment
-        ).add_first(seen)
+        ).add_first(experience)
         target = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), self.target_network_source(params))
         return params, {
             "acting": acting,
             "replay": replay,
-            "faults": check_rollout(seen.reward, seen.next_observation).worst,
+            "faults": check_rollout(experience.reward, experience.next_observation).worst,
             "target": target,
             "updates_made": jnp.int32(0),
         }
@@ -167,10 +167,10 @@ class OffPolicy(Agent):
 
     def collect(self, params: Any, state: Mapping[str, Any], batch: Batch, key: jax.Array) -> CollectionResult:
         explore = self.exploration_policy(params, state["replay"])
-        acting, seen, ended = self._act(explore, state["acting"], batch["row"], key, self.steps)
-        replay = state["replay"].add(seen)
+        acting, experience, ended = self._act(explore, state["acting"], batch["row"], key, self.steps)
+        replay = state["replay"].add(experience)
         # Everything found once, also before the first step, stays in the buffer: no update is repeated.
-        rollout_faults = check_rollout(seen.reward, seen.next_observation).worst
+        rollout_faults = check_rollout(experience.reward, experience.next_observation).worst
         worst = jnp.where(state["faults"] != NO_FAULT, state["faults"], rollout_faults)
         metrics: Metrics = {
             **acting.finished.metrics(),
@@ -179,26 +179,26 @@ class OffPolicy(Agent):
             **self.exploration_metrics(state["replay"]),
             "environment": DataChecks(worst, CHECKS),
         }
-        rest = {name: state[name] for name in ("target", "updates_made")}
-        kept = {"acting": acting, "replay": replay, "faults": worst}
-        return CollectionResult({"replay": replay, "row": batch["row"]}, kept, rest, metrics)
+        update_state = {name: state[name] for name in ("target", "updates_made")}
+        collection_state = {"acting": acting, "replay": replay, "faults": worst}
+        return CollectionResult({"replay": replay, "row": batch["row"]}, collection_state, update_state, metrics)
 
     def minibatch(self, experience: Any, state: Any, index: jax.Array, key: jax.Array) -> Batch:
-        own = jax.random.fold_in(jax.random.fold_in(key, _DRAWS), index)
+        minibatch_key = jax.random.fold_in(jax.random.fold_in(key, _DRAWS), index)
         replay: Replay = experience["replay"]
-        return dict(to_batch(replay.sample(experience["row"], own, self.batch_size // self.environments)))
+        return dict(to_batch(replay.sample(experience["row"], minibatch_key, self.batch_size // self.environments)))
 
     def update_state(self, params: Any, state: Any) -> Any:
-        made = state["updates_made"] + 1
-        moves = made % self.target_update_interval == 0
+        num_updates = state["updates_made"] + 1
+        is_due = num_updates % self.target_update_interval == 0
 
         def toward(old: jax.Array, new: jax.Array) -> jax.Array:
             # In this order, a rate of 1 copies exactly.
             moved = (1.0 - self.tau) * old + self.tau * new.astype(old.dtype)
-            return moved if self.target_update_interval == 1 else jnp.where(moves, moved, old)
+            return moved if self.target_update_interval == 1 else jnp.where(is_due, moved, old)
 
         target = jax.tree.map(toward, state["target"], self.target_network_source(params))
-        return {**state, "target": target, "updates_made": made}
+        return {**state, "target": target, "updates_made": num_updates}
 
     @property
     def loss_names(self) -> tuple[str, ...]:
@@ -228,13 +228,13 @@ class OffPolicy(Agent):
             act_keys, move_keys = keys
             stored = explore(rollout_state.ongoing.observation, act_keys)
             moved = batch.step_with_keys(rollout_state.ongoing, self.action(stored), move_keys)
-            seen = Experience(
+            experience = Experience(
                 rollout_state.ongoing.observation, stored, moved.reward, moved.terminated, moved.final_observation
             )
             return RolloutState(moved.environment_state, (), moved.ended, rollout_state.finished.update(moved)), (
-                seen,
+                experience,
                 moved.ended,
             )
 
-        acting, (seen, ended) = jax.lax.scan(step, acting, step_keys(key, row, steps))
-        return acting, seen, ended
+        acting, (experience, ended) = jax.lax.scan(step, acting, step_keys(key, row, steps))
+        return acting, experience, ended

@@ -53,7 +53,7 @@ class Ppo(Agent):
     """Proximal policy optimization (arXiv:1707.06347): collect a rollout, then make several passes over it.
 
     A collection takes `steps` steps in each of `environments` environments; one step of the run is
-    `rollouts_per_step` of them, each with `epochs * minibatches` updates. A minibatch has equally many steps of
+    `rollouts_per_step` collections, each with `epochs * minibatches` updates. A minibatch has equally many steps of
     every environment, in a random order per environment, so no step leaves the device of its environment.
 
     Attributes:
@@ -176,10 +176,10 @@ class Ppo(Agent):
 
     def actor(self, params: PpoParameters, state: Mapping[str, Any]) -> Actor:
         """Return the actor with these parameters and the observation statistics in `state`."""
-        seen_so_far = state.get("observations")
+        statistics = state.get("observations")
 
-        def seen(observation: Num[Array, "batch ..."]) -> Num[Array, "batch ..."]:
-            return observation if seen_so_far is None else seen_so_far.normalize(observation, _LIMIT)
+        def normalize(observation: Num[Array, "batch ..."]) -> Num[Array, "batch ..."]:
+            return observation if statistics is None else statistics.normalize(observation, _LIMIT)
 
         def numbers(distribution_params: Float[Array, "*rows param"]) -> Float[Array, "*rows number"]:
             if params.log_deviation is None:
@@ -188,16 +188,16 @@ class Ppo(Agent):
                 [distribution_params, jnp.broadcast_to(params.log_deviation, distribution_params.shape)], axis=-1
             )
 
-        return Actor(self.policy, params.policy, self.distribution, seen, numbers)
+        return Actor(self.policy, params.policy, self.distribution, normalize, numbers)
 
     def collect(
         self, params: PpoParameters, state: Mapping[str, Any], batch: Batch, key: jax.Array
     ) -> CollectionResult:
         actor, (act_key, order_key) = self.actor(params, state), jax.random.split(key)
         acting, rollout = collect_rollout(self.environment, actor, state["acting"], batch["row"], act_key, self.steps)
-        kept = {**state, "acting": acting}
+        new_state = {**state, "acting": acting}
         if self.normalize_observations:
-            kept["observations"] = state["observations"].update(rollout.observation)
+            new_state["observations"] = state["observations"].update(rollout.observation)
         reward, of_rewards = self._rewards(state, rollout)
         advantages = gae(
             reward,
@@ -208,9 +208,9 @@ class Ppo(Agent):
             discount=self.discount,
             gae_lambda=self.gae_lambda,
         )
-        seen = {
-            "observation": actor.seen(rollout.observation),
-            "drawn": rollout.sampled_action,
+        transitions = {
+            "observation": actor.normalize_observation(rollout.observation),
+            "sampled_action": rollout.sampled_action,
             "log_prob": rollout.log_prob,
             "value": rollout.value,
             "advantage": advantages.advantage,
@@ -218,8 +218,8 @@ class Ppo(Agent):
             "begins": rollout.is_first,
         }
         experience = {
-            "seen": {name: self._in_pieces(leaf) for name, leaf in seen.items()},
-            _MEMORY: jax.tree.map(lambda leaf: self._in_pieces(leaf)[:, :, 0], rollout.memory),
+            "transitions": {name: self._split_sequences(leaf) for name, leaf in transitions.items()},
+            _MEMORY: jax.tree.map(lambda leaf: self._split_sequences(leaf)[:, :, 0], rollout.memory),
             "order": self._orders(order_key),
         }
         ended = rollout.terminated | rollout.truncated
@@ -229,7 +229,7 @@ class Ppo(Agent):
             "explained_variance": Mean(explained_variance(rollout.value, advantages.target), jnp.float32(1.0)),
             "environment": check_rollout(rollout.reward, rollout.final_observation),
         }
-        return CollectionResult(experience, {**kept, **of_rewards}, {}, metrics)
+        return CollectionResult(experience, {**new_state, **of_rewards}, {}, metrics)
 
     def _rewards(self, state: Mapping[str, Any], rollout: Rollout) -> tuple[Float[Array, "time environment"], Any]:
         """Return the rewards for the advantages, normalized if set, and the updated reward statistics."""
@@ -246,28 +246,32 @@ class Ppo(Agent):
         return statistics.scale(rollout.reward, _LIMIT), {"returns": statistics, "discounted": discounted}
 
     @property
-    def _pieces(self) -> int:
+    def _num_sequences(self) -> int:
         return self.steps // self.bptt_length
 
-    def _in_pieces(self, leaf: Shaped[Array, "time environment ..."]) -> Shaped[Array, "environment piece step ..."]:
-        apart = leaf.reshape(self._pieces, self.bptt_length, *leaf.shape[1:])
-        return jnp.moveaxis(apart, 2, 0)
+    def _split_sequences(
+        self, leaf: Shaped[Array, "time environment ..."]
+    ) -> Shaped[Array, "environment piece step ..."]:
+        sequences = leaf.reshape(self._num_sequences, self.bptt_length, *leaf.shape[1:])
+        return jnp.moveaxis(sequences, 2, 0)
 
     def _orders(self, key: jax.Array) -> Num[Array, "epoch environment piece"]:
-        """Draw the order of the pieces for each pass and environment."""
-        drawn = jax.random.bits(key, (self.epochs, self.environments, self._pieces), jnp.uint32)
-        return jnp.argsort(drawn, axis=-1)
+        """Draw the order of the sequences for each pass and environment."""
+        bits = jax.random.bits(key, (self.epochs, self.environments, self._num_sequences), jnp.uint32)
+        return jnp.argsort(bits, axis=-1)
 
     def minibatch(self, experience: Any, state: Any, index: jax.Array, key: jax.Array) -> Batch:
-        each = self._pieces // self.minibatches
+        per_environment = self._num_sequences // self.minibatches
         order = jax.lax.dynamic_index_in_dim(experience["order"], index // self.minibatches, keepdims=False)
-        chosen = jax.lax.dynamic_slice_in_dim(order, (index % self.minibatches) * each, each, axis=1)
+        chosen = jax.lax.dynamic_slice_in_dim(
+            order, (index % self.minibatches) * per_environment, per_environment, axis=1
+        )
 
         def take(leaf: Shaped[Array, "environment piece ..."]) -> Shaped[Array, "batch ..."]:
-            pieces = jax.vmap(lambda row, indices: row[indices])(leaf, chosen)
-            return pieces.reshape(-1, *leaf.shape[2:])
+            sequences = jax.vmap(lambda row, indices: row[indices])(leaf, chosen)
+            return sequences.reshape(-1, *leaf.shape[2:])
 
-        batch = {name: take(leaf) for name, leaf in experience["seen"].items()}
+        batch = {name: take(leaf) for name, leaf in experience["transitions"].items()}
         for number, leaf in enumerate(jax.tree.leaves(experience[_MEMORY])):
             batch[f"{_MEMORY}{number}"] = take(leaf)
         if self.normalize_advantages:
@@ -287,14 +291,16 @@ class Ppo(Agent):
         structure = jax.tree.structure(self.policy.initial_carry(1))
         # By index: sorted by name, memory10 would precede memory2.
         memory = structure.unflatten([batch[f"{_MEMORY}{number}"] for number in range(structure.num_leaves)])
-        said = self.policy.unroll(params.policy, memory, batch["observation"], batch["begins"])
-        numbers = self.actor(params, {}).numbers(said.distribution_params)
-        family, drawn = self.distribution, batch["drawn"]
-        log_ratio = family.log_prob(numbers, drawn) - batch["log_prob"]
+        output = self.policy.unroll(params.policy, memory, batch["observation"], batch["begins"])
+        numbers = self.actor(params, {}).distribution_params(output.distribution_params)
+        family, sample = self.distribution, batch["sampled_action"]
+        log_ratio = family.log_prob(numbers, sample) - batch["log_prob"]
         count = jnp.float32(log_ratio.size)
         policy = policy_loss(log_ratio, batch["advantage"], clip=self.clip, dual_clip=self.dual_clip)
-        value = value_loss(said.value, batch["value"], batch["target"], clip=self.value_clip, form=self.value_clip_form)
-        entropy = family.entropy(numbers, drawn)
+        value = value_loss(
+            output.value, batch["value"], batch["target"], clip=self.value_clip, form=self.value_clip_form
+        )
+        entropy = family.entropy(numbers, sample)
         losses: dict[str, Loss] = {
             "policy": Loss(policy.sum(), count),
             "value": Loss(value.sum(), count, self.vf_coef),
@@ -312,11 +318,11 @@ class Ppo(Agent):
         actor = self.actor(params, state)
 
         def act(memory: Any, observation: Num[Array, "batch ..."], keys: jax.Array) -> tuple[Any, Any]:
-            memory, said = self.policy.act(actor.params, memory, actor.seen(observation))
-            numbers = actor.numbers(said.distribution_params)
-            drawn = (
+            memory, output = self.policy.act(actor.params, memory, actor.normalize_observation(observation))
+            numbers = actor.distribution_params(output.distribution_params)
+            sample = (
                 actor.distribution.sample(numbers, keys) if self.stochastic_eval else actor.distribution.mode(numbers)
             )
-            return memory, actor.distribution.action(drawn)
+            return memory, actor.distribution.action(sample)
 
         return act, self.policy.initial_carry(rows)

@@ -53,8 +53,8 @@ def value_loss(
 def approx_kl(log_ratio: Rows) -> Rows:
     """Estimate the KL divergence from the old to the new policy as (r - 1) - log r, which is never negative.
 
-    Source: Schulman, Approximating KL Divergence (2020), the estimator k3; stable-baselines3 stops by the
-    same.
+    Source: Schulman, Approximating KL Divergence (2020), the estimator k3; stable-baselines3 uses the same
+    estimate for early stopping.
     """
     return jnp.expm1(log_ratio) - log_ratio
 

@@ -41,9 +41,10 @@ class Replay(eqx.Module):
     """The last transitions of each environment.
 
     Attributes:
-        experience: Every leaf is (environment, place, ...): a ring in each environment's row, all of the same
-            age.
-        added: Number of transitions that each environment has added; at least 2**29 once it has added 2**30.
+        experience: Every leaf is (environment, slot, ...): one ring buffer per environment; all are filled in
+            step.
+        added: Number of transitions that each environment has added, reduced by a multiple of the capacity
+            whenever it reaches 2**30.
     """
 
     experience: Experience
@@ -57,13 +58,15 @@ class Replay(eqx.Module):
             action: One action as the agent stores it.
             places: Capacity per environment, in transitions.
         """
-        seen = observations.abstract
+        observation = observations.abstract
 
         def zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
             return jnp.zeros((environments, places, *leaf.shape), leaf.dtype)
 
         number, flag = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.bool_)
-        return cls(Experience(*(zeros(leaf) for leaf in (seen, action, number, flag, seen))), jnp.int32(0))
+        return cls(
+            Experience(*(zeros(leaf) for leaf in (observation, action, number, flag, observation))), jnp.int32(0)
+        )
 
     @property
     def capacity(self) -> int:
@@ -89,7 +92,7 @@ class Replay(eqx.Module):
         def put(ring: jax.Array, new: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(ring, jnp.moveaxis(new, 0, 1), start, axis=1)
 
-        return Replay(jax.tree.map(put, self.experience, experience), self._more(steps))
+        return Replay(jax.tree.map(put, self.experience, experience), self._advanced_count(steps))
 
     def add_first(self, experience: Experience) -> "Replay":
         """Return an empty buffer filled from its start with transitions of any number of steps up to its
@@ -101,14 +104,14 @@ class Replay(eqx.Module):
 
         return Replay(jax.tree.map(put, self.experience, experience), self.added + experience.reward.shape[0])
 
-    def _more(self, steps: int) -> Int[Array, ""]:
-        """Return the count after some more steps, within 32 bits: far beyond the ring's size, whole rounds
-        are subtracted."""
-        added, rounds = self.added + steps, _FAR // 2 // self.capacity * self.capacity
-        return jnp.where(added >= _FAR, added - rounds, added)
+    def _advanced_count(self, steps: int) -> Int[Array, ""]:
+        """Return `added` after `steps` more steps; multiples of the capacity are subtracted before it
+        overflows 32 bits."""
+        added, excess = self.added + steps, _FAR // 2 // self.capacity * self.capacity
+        return jnp.where(added >= _FAR, added - excess, added)
 
     def sample(self, row: Int[Array, " environment"], key: Key[Array, ""], each: int) -> Experience:
-        """Sample transitions uniformly with replacement, `each` per environment: none leaves its device.
+        """Sample `each` transitions per environment uniformly with replacement; none leaves its device.
 
         Args:
             row: The global index of each environment, which seeds its random bits.
@@ -117,10 +120,10 @@ class Replay(eqx.Module):
             Leaves of environment * each rows.
         """
         size = self.size
-        places = jax.vmap(lambda own: jax.random.randint(own, (each,), 0, size))(row_keys(key, row))
+        slots = jax.vmap(lambda own: jax.random.randint(own, (each,), 0, size))(row_keys(key, row))
 
         def take(ring: jax.Array) -> jax.Array:
-            transitions = jax.vmap(lambda own, chosen: own[chosen])(ring, places)
+            transitions = jax.vmap(lambda own, chosen: own[chosen])(ring, slots)
             return transitions.reshape(-1, *ring.shape[2:])
 
         return jax.tree.map(take, self.experience)
@@ -136,8 +139,8 @@ def check_memory(replay: Replay, shardings: Any, free_bytes: int | None = None, 
         runs: Sizes of additional leading axes, for the buffers of several runs.
 
     Raises:
-        RecipeError: It does not fit; the message has both sizes, and the number of transitions that would
-            fit.
+        RecipeError: The buffer does not fit; the message has both sizes, and the number of transitions that
+            would fit.
     """
     leaves, each = jax.tree.leaves(replay.experience), jax.tree.leaves(shardings.experience)
     needed = sum(

@@ -56,8 +56,8 @@ class Rollout(NamedTuple):
         log_prob: Log probability of the sample.
         value: Predicted value of `observation`.
         final_observation: The next observation, before any reset.
-        final_value: Its predicted value if the policy is recurrent; else 0, to be computed afterwards in one
-            pass.
+        final_value: Predicted value of `final_observation` if the policy is recurrent; else 0, to be computed
+            afterwards in one pass.
     """
 
     observation: Num[Array, "time environment ..."]
@@ -77,15 +77,15 @@ class Actor(NamedTuple):
     """A policy with its parameters.
 
     Attributes:
-        seen: Function from an observation to the policy's input, such as its normalization.
-        numbers: Function from the policy's outputs to the distribution's parameters.
+        normalize_observation: Function from an observation to the policy's input.
+        distribution_params: Function from the policy's outputs to the distribution's parameters.
     """
 
     policy: Policy
     params: Any
     distribution: Distribution
-    seen: Any
-    numbers: Any
+    normalize_observation: Any
+    distribution_params: Any
 
 
 def collect_rollout(
@@ -105,13 +105,15 @@ def collect_rollout(
 
     def step(rollout_state: RolloutState, keys: tuple[Any, Any]) -> tuple[RolloutState, Rollout]:
         act_keys, move_keys = keys
-        memory, said = policy.act(actor.params, rollout_state.memory, actor.seen(rollout_state.ongoing.observation))
-        numbers = actor.numbers(said.distribution_params)
-        drawn = distribution.sample(numbers, act_keys)
-        moved = batch.step_with_keys(rollout_state.ongoing, distribution.action(drawn), move_keys)
-        final_value = jnp.zeros_like(said.value)
+        observation = actor.normalize_observation(rollout_state.ongoing.observation)
+        memory, output = policy.act(actor.params, rollout_state.memory, observation)
+        numbers = actor.distribution_params(output.distribution_params)
+        sample = distribution.sample(numbers, act_keys)
+        moved = batch.step_with_keys(rollout_state.ongoing, distribution.action(sample), move_keys)
+        final_value = jnp.zeros_like(output.value)
         if policy.recurrent:
-            final_value = policy.act(actor.params, memory, actor.seen(moved.final_observation))[1].value
+            final_observation = actor.normalize_observation(moved.final_observation)
+            final_value = policy.act(actor.params, memory, final_observation)[1].value
         after = RolloutState(
             moved.environment_state,
             policy.reset_carry(memory, moved.ended),
@@ -122,9 +124,9 @@ def collect_rollout(
             rollout_state.ongoing.observation,
             rollout_state.memory,
             rollout_state.begins,
-            drawn,
-            distribution.log_prob(numbers, drawn),
-            said.value,
+            sample,
+            distribution.log_prob(numbers, sample),
+            output.value,
             moved.reward,
             moved.terminated,
             moved.truncated,
@@ -145,22 +147,22 @@ def next_values(actor: Actor, rollout: Rollout) -> Float[Array, "time environmen
         return rollout.final_value
 
     def values(observation: Num[Array, "rows ..."]) -> Float[Array, " rows"]:
-        return actor.policy.act(actor.params, (), actor.seen(observation))[1].value
+        return actor.policy.act(actor.params, (), actor.normalize_observation(observation))[1].value
 
     last = values(rollout.final_observation[-1])
     following = jnp.concatenate([rollout.value[1:], last[None]])
 
     def of_cut() -> Float[Array, "time environment"]:
         # Environments first: the axis that is sharded over devices stays in place.
-        apart = rollout.final_observation.swapaxes(0, 1)
-        final_values = values(apart.reshape(-1, *apart.shape[2:])).reshape(apart.shape[:2])
+        by_environment = rollout.final_observation.swapaxes(0, 1)
+        final_values = values(by_environment.reshape(-1, *by_environment.shape[2:])).reshape(by_environment.shape[:2])
         return jnp.where(rollout.truncated, final_values.T, following)
 
     return jax.lax.cond(rollout.truncated.any(), of_cut, lambda: following)
 
 
 def check_rollout(reward: Num[Array, "..."], observation: Num[Array, "..."]) -> DataChecks:
-    """Check rewards and observations for values that can't be learned from.
+    """Check rewards and observations for values that are not finite.
 
     Args:
         observation: Next observations, before any reset.

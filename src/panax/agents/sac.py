@@ -104,13 +104,13 @@ class Sac(OffPolicy):
 
     def networks(self, key: jax.Array) -> SacParameters:
         actor_key, *critic_keys = jax.random.split(key, 3)
-        seen = self.environment.observation_space
-        inputs, widths = num_features(seen) + self._size, (*self.critic_hidden, 1)
+        observations = self.environment.observation_space
+        inputs, widths = num_features(observations) + self._size, (*self.critic_hidden, 1)
         critics = tuple(
             Layers.build(critic_key, inputs, widths, activation=self.critic_activation) for critic_key in critic_keys
         )
         return SacParameters(
-            actor=self.policy.build(actor_key, seen, 2 * self._size),
+            actor=self.policy.build(actor_key, observations, 2 * self._size),
             critics=Critics(each=critics),
             log_temperature=jnp.float32(math.log(self.first_temperature)),
         )
@@ -122,8 +122,8 @@ class Sac(OffPolicy):
         self, params: SacParameters, observation: Num[Array, "batch ..."]
     ) -> Float[Array, "batch number"]:
         """Compute the means and log standard deviations of actions."""
-        _, said = self.policy.act(params.actor, self.policy.initial_carry(observation.shape[0]), observation)
-        mean, log_deviation = jnp.split(said.distribution_params, 2, axis=-1)
+        _, output = self.policy.act(params.actor, self.policy.initial_carry(observation.shape[0]), observation)
+        mean, log_deviation = jnp.split(output.distribution_params, 2, axis=-1)
         return jnp.concatenate([mean, jnp.clip(log_deviation, _NARROWEST, _WIDEST)], axis=-1)
 
     def values(
@@ -135,8 +135,8 @@ class Sac(OffPolicy):
             unit: The action, in [-1, 1].
         """
         features = as_features(observation, self.environment.observation_space)
-        both = jnp.concatenate([features, unit], axis=-1)
-        return jnp.stack([critic(both)[:, 0] for critic in critics.each])
+        inputs = jnp.concatenate([features, unit], axis=-1)
+        return jnp.stack([critic(inputs)[:, 0] for critic in critics.each])
 
     def exploration_policy(self, params: SacParameters, replay: Replay) -> Explore:
         def explore(observation: jax.Array, keys: jax.Array) -> jax.Array:
@@ -154,34 +154,34 @@ class Sac(OffPolicy):
         return self.distribution.rescale_action(stored)
 
     def losses(self, params: SacParameters, state: Any, batch: Batch, key: jax.Array) -> Evaluation:
-        now_key, next_key = jax.random.split(key)
-        seen, following, row = batch["observation"], batch["next_observation"], batch["row"]
-        held = jax.lax.stop_gradient(params)
-        temperature = jnp.exp(held.log_temperature)
-        next_unit, next_log_prob = self._drawn(held, following, row_keys(next_key, row))
-        next_value = soft_value(self.values(state["target"], following, next_unit), next_log_prob, temperature)
+        action_key, next_key = jax.random.split(key)
+        observation, next_observation, row = batch["observation"], batch["next_observation"], batch["row"]
+        fixed_params = jax.lax.stop_gradient(params)
+        temperature = jnp.exp(fixed_params.log_temperature)
+        next_unit, next_log_prob = self._sample_actions(fixed_params, next_observation, row_keys(next_key, row))
+        next_value = soft_value(self.values(state["target"], next_observation, next_unit), next_log_prob, temperature)
         target = jax.lax.stop_gradient(
             td_target(batch["reward"], batch["terminated"], next_value, discount=self.discount)
         )
-        values = self.values(params.critics, seen, batch["action"])
+        values = self.values(params.critics, observation, batch["action"])
         critic = 0.5 * ((values - target[None]) ** 2).sum(axis=0)
-        unit, log_prob = self._drawn(params, seen, row_keys(now_key, row))
-        actor = -soft_value(self.values(held.critics, seen, unit), log_prob, temperature)
-        aim = -float(self._size) if self.target_entropy is None else self.target_entropy
-        of_temperature = temperature_loss(params.log_temperature, log_prob, target_entropy=aim)
+        unit, log_prob = self._sample_actions(params, observation, row_keys(action_key, row))
+        actor = -soft_value(self.values(fixed_params.critics, observation, unit), log_prob, temperature)
+        target_entropy = -float(self._size) if self.target_entropy is None else self.target_entropy
+        temperature_losses = temperature_loss(params.log_temperature, log_prob, target_entropy=target_entropy)
         count = jnp.float32(critic.size)
         metrics: Metrics = {
             "action_value": Mean(values.mean(axis=0).sum(), count),
             "entropy": Mean(-log_prob.sum(), count),
             "ent_coef": Mean(temperature, jnp.float32(1.0)),
         }
-        losses = {"critic": critic, "actor": actor, "temperature": of_temperature}
+        losses = {"critic": critic, "actor": actor, "temperature": temperature_losses}
         return Evaluation({name: Loss(each.sum(), count) for name, each in losses.items()}, state, metrics)
 
-    def _drawn(
+    def _sample_actions(
         self, params: SacParameters, observation: Num[Array, "batch ..."], keys: jax.Array
     ) -> tuple[Float[Array, "batch element"], Float[Array, " batch"]]:
         """Sample actions in [-1, 1] and return them with their log densities; both are differentiable."""
         numbers = self.distribution_params(params, observation)
-        drawn = self.distribution.sample(numbers, keys)
-        return jnp.tanh(drawn), self.distribution.log_prob(numbers, drawn)
+        sample = self.distribution.sample(numbers, keys)
+        return jnp.tanh(sample), self.distribution.log_prob(numbers, sample)

@@ -52,15 +52,15 @@ PER_SEED_METRICS = ("return", "episode_return")
 class Seeds(Validated, CollectingTask):
     """`count` independent runs of `task`: every array has one more leading axis, `seed`.
 
-    They are compiled once, and fill a device that one small network would leave idle. Reported metrics cover
-    all seeds together; returns are also reported per seed. A step with a non-finite gradient in one of the runs is
-    skipped in all of them.
+    The runs share one compiled program, and fill a device that one small network would leave idle. Reported
+    metrics cover all seeds together; returns are also reported per seed. A step with a non-finite gradient in
+    one of the runs is skipped in all runs.
 
     Attributes:
         task: The agent.
         count: Number of runs.
         clip_norm: Maximum norm of the gradient of each run; larger ones are scaled down. Replaces
-            `step.clip_norm`, which would apply to all of them together and must be None.
+            `step.clip_norm`, which would clip the gradients of all runs together and must be None.
     """
 
     task: CollectingTask
@@ -90,7 +90,7 @@ class Seeds(Validated, CollectingTask):
                 f"seeds one after the other, or take an environment that is written in JAX"
             )
         for name in NOT_FORWARDED:
-            if _says_otherwise(self.task, name):
+            if _overrides(self.task, name):
                 raise RecipeError(
                     f"{type(self.task).__name__}.{name} has no effect in Seeds, which does not pass it on; train it alone"
                 )
@@ -137,7 +137,7 @@ class Seeds(Validated, CollectingTask):
         return self._of(self.task.debug_variant())
 
     def flops_per_example(self) -> float | None:
-        """Return the FLOPs of a row of each run, since the runs share a row's index."""
+        """Return the FLOPs of one row, summed over the runs, which share its index."""
         one = self.task.flops_per_example()
         return None if one is None else self.count * one
 
@@ -185,7 +185,7 @@ class Seeds(Validated, CollectingTask):
 
     def collect(self, params: Any, state: Any, batch: Batch, key: jax.Array) -> CollectionResult:
         collected = jax.vmap(self.task.collect, (0, 0, None, 0))(params, state, batch, self._keys(key))
-        return collected._replace(metrics=self._merged(collected.metrics))
+        return collected._replace(metrics=self._merge_metrics(collected.metrics))
 
     def minibatch(self, experience: Any, state: Any, index: jax.Array, key: jax.Array) -> Batch:
         """Select a minibatch, with axes (row, seed, ...)."""
@@ -199,8 +199,8 @@ class Seeds(Validated, CollectingTask):
         one = functools.partial(self.task.loss, train=train)
         rows: Any = {name: 1 if train and name != "row" else None for name in batch}
         result = jax.vmap(one, (0, 0, rows, 0))(params, state, batch, self._keys(key))
-        losses = {name: self._summed(loss, train) for name, loss in result.losses.items()}
-        return Evaluation(losses, result.state, self._merged(result.metrics))
+        losses = {name: self._combine_losses(loss, train) for name, loss in result.losses.items()}
+        return Evaluation(losses, result.state, self._merge_metrics(result.metrics))
 
     def gradients(
         self, params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any
@@ -212,8 +212,8 @@ class Seeds(Validated, CollectingTask):
         # over it.
         rows: Any = {name: None if name == "row" else 2 for name in micro_batches}
         result = jax.vmap(of_one, (0, 0, rows, 0))(params, state, micro_batches, self._keys(key))
-        losses = {name: self._summed(loss, True) for name, loss in result.losses.items()}
-        result = result._replace(losses=losses, metrics=self._merged(result.metrics))
+        losses = {name: self._combine_losses(loss, True) for name, loss in result.losses.items()}
+        result = result._replace(losses=losses, metrics=self._merge_metrics(result.metrics))
         if self.clip_norm is None:
             return result
         norm = jax.vmap(optax.tree.norm)(result.gradients)
@@ -232,33 +232,33 @@ class Seeds(Validated, CollectingTask):
         return jax.vmap(lambda seed: jax.random.fold_in(key, seed))(jnp.arange(self.count))
 
     def _with_seed(self, tree: Any, axes: Any) -> Any:
-        return map_axes(lambda _, own: ("seed", *own), _first(tree), axes)
+        return map_axes(lambda _, leaf_axes: ("seed", *leaf_axes), _first(tree), axes)
 
-    def _summed(self, loss: Loss, train: bool) -> Loss:
-        """Combine the losses of all seeds: in training their sum, so that each has its own gradient; else
-        their mean."""
+    def _combine_losses(self, loss: Loss, train: bool) -> Loss:
+        """Combine the losses of all seeds: in training as a sum, so that each has its own gradient; else as a
+        mean."""
         coefficient = loss.coefficient[0] if isinstance(loss.coefficient, jax.Array) else loss.coefficient
         return Loss(loss.sum.sum(), loss.weight[0] if train else loss.weight.sum(), coefficient)
 
-    def _merged(self, metrics: Metrics) -> Metrics:
-        """Merge the metrics of all seeds, and add some of each."""
-        each = [_nth(metrics, seed) for seed in range(self.count)]
+    def _merge_metrics(self, metrics: Metrics) -> Metrics:
+        """Merge the metrics of all seeds, and add each seed's `PER_SEED_METRICS`."""
+        by_seed = [_nth(metrics, seed) for seed in range(self.count)]
         per_seed = {
             f"{name}/seed{seed}": metric
-            for seed, seed_metrics in enumerate(each)
+            for seed, seed_metrics in enumerate(by_seed)
             for name, metric in seed_metrics.items()
             if name in PER_SEED_METRICS
         }
-        return {**functools.reduce(merge_measures, each), **per_seed}
+        return {**functools.reduce(merge_measures, by_seed), **per_seed}
 
 
-def _says_otherwise(task: CollectingTask, name: str) -> bool:
-    """Return True if a task overrides a member that every task has."""
-    usual = inspect.getattr_static(CollectingTask, name)
-    if isinstance(usual, property):
-        assert usual.fget is not None
-        return getattr(task, name) != usual.fget(task)
-    return getattr(type(task), name) is not usual if callable(usual) else getattr(task, name) != usual
+def _overrides(task: CollectingTask, name: str) -> bool:
+    """Return True if a task overrides a member of `CollectingTask`."""
+    default = inspect.getattr_static(CollectingTask, name)
+    if isinstance(default, property):
+        assert default.fget is not None
+        return getattr(task, name) != default.fget(task)
+    return getattr(type(task), name) is not default if callable(default) else getattr(task, name) != default
 
 
 def _first(tree: Any) -> Any:

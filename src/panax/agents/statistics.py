@@ -22,7 +22,7 @@ class Statistics(eqx.Module):
 
     @classmethod
     def create(cls, shape: tuple[int, ...]) -> "Statistics":
-        """Create empty statistics: values normalized by them stay as they are."""
+        """Create empty statistics, which leave the values that they normalize unchanged."""
         return cls(jnp.float32(0.0), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))
 
     def update(self, values: Float[Array, "*seen"]) -> "Statistics":
@@ -36,10 +36,10 @@ class Statistics(eqx.Module):
         number = jnp.float32(values.size // max(1, self.mean.size))
         mean, variance = values.mean(axis=axes), values.var(axis=axes)
         count = self.count + number
-        apart = mean - self.mean
+        mean_difference = mean - self.mean
         known = jnp.where(self.count > 0, self.variance, 0.0) * self.count
-        squares = known + variance * number + apart * apart * self.count * number / count
-        return Statistics(count, self.mean + apart * number / count, squares / count)
+        squares = known + variance * number + mean_difference * mean_difference * self.count * number / count
+        return Statistics(count, self.mean + mean_difference * number / count, squares / count)
 
     def normalize(self, values: Float[Array, "*seen"], limit: float) -> Float[Array, "*seen"]:
         """Subtract the mean, divide by the standard deviation, and clip to `limit` on both sides."""

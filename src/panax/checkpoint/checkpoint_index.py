@@ -64,7 +64,7 @@ class CheckpointIndex:
 
     @property
     def run(self) -> str:
-        """Return the id that the run's first job gave it; empty if no record of it has been read or written."""
+        """Return the id that the run's first job chose; empty if no record of the run has been read or written."""
         return "" if self._record is None else self._record.run
 
     def url(self, step: int) -> str:
@@ -79,7 +79,7 @@ class CheckpointIndex:
         """Open the checkpoint of a step.
 
         Raises:
-            CheckpointError: There is none, or its manifest is damaged.
+            CheckpointError: The checkpoint does not exist, or its manifest is damaged.
             StoreError: The store can't be read.
         """
         found = self.manifests.get(step)
@@ -90,23 +90,22 @@ class CheckpointIndex:
         return Checkpoint(self._store, step_folder(step), found)
 
     def evaluated_steps(self, steps: list[int]) -> list[int]:
-        """Return the steps with evaluated checkpoints, best first; a loss that is not finite does not
-        count."""
+        """Return the steps with evaluated checkpoints, best first, without those of a loss that is not finite."""
         manifests = ((step, self.manifests[step]) for step in steps)
         metrics = ((found.metric, step) for step, found in manifests if isinstance(found, Manifest))
         return [step for _, step in sorted((m, step) for m, step in metrics if m is not None and math.isfinite(m))]
 
     def refresh_step(self, step: int) -> None:
-        """Read the manifest of a step that another process has found; this one's list may be stale."""
+        """Read the manifest of a step that another process has listed; this process's list may be stale."""
         if step not in self.manifests:
             self.manifests[step] = self._manifest(step)
 
     def invalidate(self) -> None:
-        """Discard the list; changes of another process are read again when they are needed."""
+        """Discard the list, so that the next use reads the store again, with other processes' changes."""
         self._found = {}
 
     def acquire(self, kernels: str, compute_dtype: str) -> None:
-        """Become the one job that writes here, on record; see `Checkpointer.claim`."""
+        """Record this job as the only one that writes to the store; see `Checkpointer.acquire`."""
         _ = self.manifests  # Reads the record too.
         newest = None if self._record is None else self._record.newest
         self._record = RunRecord(self.run or secrets.token_hex(8), secrets.token_hex(8), newest, kernels, compute_dtype)
@@ -116,24 +115,24 @@ class CheckpointIndex:
         """Raise a CheckpointError if another job has claimed the location since this one did."""
         if self._record is None:
             return
-        there = read_record(self._store)
-        if there is not None and there.writer != self._record.writer:
+        record = read_record(self._store)
+        if record is not None and record.writer != self._record.writer:
             raise CheckpointError(
                 f"another job has written checkpoints to {self._store.url} since this one began: stop one of them, or give it "
                 f"another location with --checkpoint.directory"
             )
 
     def record_commit(self, step: int) -> None:
-        """Record this checkpoint as the one that was committed last."""
-        self._recorded(step)
+        """Record the checkpoint of `step` as the last one committed."""
+        self._update_newest(step)
 
     def record_removal(self, steps: list[int]) -> None:
-        """Record which checkpoint is the newest, if it was one of these, which are gone."""
+        """Record the newest remaining checkpoint, if the newest was among the removed `steps`."""
         if self._record is not None and self._record.newest in steps:
-            left = self.steps()
-            self._recorded(left[-1] if left else None)
+            remaining = self.steps()
+            self._update_newest(remaining[-1] if remaining else None)
 
-    def _recorded(self, newest: int | None) -> None:
+    def _update_newest(self, newest: int | None) -> None:
         if self._record is not None:
             self._record = dataclasses.replace(self._record, newest=newest)
             write_record(self._store, self._record)
@@ -168,10 +167,10 @@ class CheckpointIndex:
 
 
 def open_checkpoint(where: str | Path) -> Checkpoint:
-    """Open the checkpoint at its address, such as `runs/quickstart/checkpoints/step_00000100`.
+    """Open the checkpoint at an address, such as `runs/quickstart/checkpoints/step_00000100`.
 
     Raises:
-        CheckpointError: There is none, or its manifest is damaged.
+        CheckpointError: The checkpoint does not exist, or its manifest is damaged.
     """
     store = open_store(where)
     sizes = {entry.path: entry.size for entry in store.list()}

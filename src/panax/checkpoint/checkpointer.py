@@ -1,6 +1,6 @@
 """Checkpoints of one run: when they are saved, retried, kept and removed.
 
-Training waits for the copy to host memory; a thread does the rest. One save is in flight at a time. A save
+Training waits for the copy to host memory; a thread writes the files. One save is in flight at a time. A save
 that fails is retried, then given up with a warning: the run continues, and the checkpoints before it are
 untouched.
 """
@@ -39,7 +39,7 @@ class Checkpointer:
     one of these.
 
     Attributes:
-        distrusted: Steps with checkpoints that were found to be damaged.
+        damaged_steps: Steps of damaged checkpoints.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class Checkpointer:
         self.config = config or CheckpointConfig()
         self._say = say
         self._saved = CheckpointIndex(self.store, say)
-        self.distrusted: set[int] = set()
+        self.damaged_steps: set[int] = set()
         self._snapshot: Snapshot | None = None
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
-        self._unremoved = False
+        self._warned_unremoved = False
         self._failure: CheckpointError | None = None
         self._name = ""
         self._attempts: Counter[int] = Counter()
 
     def acquire(self, kernels: str = "", compute_dtype: str = "") -> None:
-        """Become the one job that writes here, on record, and read which step the job before saved last.
+        """Record this job as the only one that writes here, and read which step the previous job saved last.
 
-        The first process of a job calls it, before anything is saved. From then on a job that had claimed the
-        location before saves nothing more.
+        The first process of a job calls it, before the first save. From then on, a job that had claimed the
+        location earlier saves no more checkpoints.
 
         Args:
             kernels: Kernels for work on CPU, to be recorded.
@@ -86,8 +86,8 @@ class Checkpointer:
         self._saved.acquire(kernels, compute_dtype)
 
     def run_name(self) -> str:
-        """Return the name of this run since its first job, in every process. `claim` must have been called in
-        the first."""
+        """Return the name of this run since its first job, in every process. The first process must have
+        called `acquire`."""
         return broadcast_text(self._saved.run)
 
     def steps(self) -> list[int]:
@@ -106,7 +106,7 @@ class Checkpointer:
         """Open the checkpoint of a step.
 
         Raises:
-            CheckpointError: There is none, or its manifest is damaged.
+            CheckpointError: The checkpoint does not exist, or its manifest is damaged.
             StoreError: The store can't be read.
         """
         return self._saved.open(step)
@@ -117,27 +117,26 @@ class Checkpointer:
         return steps[-1] if steps else None
 
     def best_first(self) -> Iterator[Checkpoint]:
-        """Yield checkpoints in the order in which to use their model: the best ones, then the newest."""
+        """Yield checkpoints in the order in which to use their model: by held-out loss, then newest first."""
         steps = self.steps()
         for step in dict.fromkeys([*self._saved.evaluated_steps(steps), *reversed(steps)]):
             yield self.open(step)
 
     def best(self) -> int | None:
         """Return the step of the checkpoint with the lowest held-out loss, otherwise of the newest."""
-        judged = self._saved.evaluated_steps(self.steps())
-        return judged[0] if judged else self.latest()
+        evaluated_steps = self._saved.evaluated_steps(self.steps())
+        return evaluated_steps[0] if evaluated_steps else self.latest()
 
     def newest_first(self) -> Iterator[Checkpoint]:
-        """Yield checkpoints to resume from, newest first; one with a damaged manifest is passed over, with a
-        warning.
+        """Yield checkpoints to resume from, newest first; one with a damaged manifest is skipped with a warning.
 
-        All processes of a job get those that the first one found, and pass over any that one of them can't
-        use.
+        All processes of a job yield the checkpoints that the first process has listed, and skip any that one
+        of the processes can't use.
 
         Raises:
             CheckpointError: The newest one is of another format version.
-            StoreError: The store can't be read (in a job of several processes: CheckpointError); an older
-                checkpoint is no remedy for that. If one process raises, all do.
+            StoreError: The store can't be read (in a job of several processes: CheckpointError), so that an
+                older checkpoint can't be used either. If one process raises, all do.
         """
         steps: list[int] = []
         with raise_on_all_processes():
@@ -153,9 +152,9 @@ class Checkpointer:
                 yield checkpoint
 
     def mark_damaged(self, step: int, error: CheckpointError) -> None:
-        """Exclude a checkpoint from those that count as kept: it was found to be damaged."""
+        """Warn that a checkpoint is damaged, and exclude it from the checkpoints that `config` keeps."""
         self._say(f"warning: the checkpoint of step {step} is not used: {error}")
-        self.distrusted.add(step)
+        self.damaged_steps.add(step)
 
     def prepare(self, tree: Any) -> None:
         """Allocate the host memory for saving a state like `tree`, so that the first save need not wait for
@@ -239,12 +238,12 @@ class Checkpointer:
         with no save in progress.
 
         Returns:
-            Their steps, in the first process.
+            The removed steps in the first process; an empty list in the others.
 
         Raises:
             CheckpointError: Another job has taken over this location; in a job of several processes also: the
-                store refused.
-            StoreError: The store refused. The remaining ones can be removed by the next job.
+                store rejected a request.
+            StoreError: The store rejected a request. The next job can remove the remaining checkpoints.
         """
         assert self._thread is None
         removed: list[int] = []
@@ -262,7 +261,7 @@ class Checkpointer:
         for step in steps:
             remove(self.store, self.folder(step))
             del self._saved.manifests[step]
-            self.distrusted.discard(step)
+            self.damaged_steps.discard(step)
         self._saved.record_removal(steps)
 
     def close(self) -> None:
@@ -293,16 +292,16 @@ class Checkpointer:
         snapshot = self._snapshot
         attachments = self.attachments if attempt.process == 0 else {}
         try:
-            part = self._tried(
+            part = self._with_retries(
                 f"saving step {step}",
                 lambda: write_part(
                     self.store, attempt, snapshot, step=step, attachments=attachments, host=host, metric=metric
                 ),
             )
             if attempt.process != 0:
-                self._tried(f"saving step {step}", lambda: publish_part(self.store, attempt, part))
+                self._with_retries(f"saving step {step}", lambda: publish_part(self.store, attempt, part))
                 return
-            manifest = self._tried(f"committing step {step}", lambda: self._commit(attempt, part))
+            manifest = self._with_retries(f"committing step {step}", lambda: self._commit(attempt, part))
         except (PanaxError, OSError) as error:
             self._give_up(attempt, step, error)
             return
@@ -311,18 +310,18 @@ class Checkpointer:
             # saved.
             self._failure = CheckpointError(f"saving step {step} to {self.store.url} failed: {error!r}")
             raise
-        self.distrusted.discard(step)
+        self.damaged_steps.discard(step)
         try:
             self._saved.manifests[step] = manifest
             self._prune(step, attempt, back_to)
-            self._unremoved = False
+            self._warned_unremoved = False
         except (PanaxError, OSError) as error:
             self._warn_unremoved(error)
 
     def _warn_unremoved(self, error: Exception) -> None:
-        """Warn once that the store refuses removals: saves continue."""
-        if not self._unremoved:
-            self._unremoved = True
+        """Warn once that the store rejects removals; saves continue."""
+        if not self._warned_unremoved:
+            self._warned_unremoved = True
             self._say(
                 f"warning: checkpoints that are no longer needed could not be removed; this is retried after each "
                 f"save: {error}"
@@ -335,7 +334,7 @@ class Checkpointer:
         self._saved.record_commit(manifest.step)
         return manifest
 
-    def _tried(self, what: str, action: Callable[[], Any]) -> Any:
+    def _with_retries(self, what: str, action: Callable[[], Any]) -> Any:
         for number in range(self.config.retries + 1):
             try:
                 return action()
@@ -349,12 +348,16 @@ class Checkpointer:
 
     def _give_up(self, attempt: SaveAttempt, step: int, error: Exception) -> None:
         try:
-            kept = [saved_step for saved_step in self.steps() if saved_step not in self.distrusted]
-            rest = f"the checkpoint of step {kept[-1]} is undamaged" if kept else "there is no earlier checkpoint"
+            undamaged = [saved_step for saved_step in self.steps() if saved_step not in self.damaged_steps]
+            consequence = (
+                f"the checkpoint of step {undamaged[-1]} is undamaged"
+                if undamaged
+                else "there is no earlier checkpoint"
+            )
         except PanaxError:
-            rest = "earlier checkpoints could not be listed"
+            consequence = "earlier checkpoints could not be listed"
         self._failure = CheckpointError(
-            f"saving step {step} to {self.store.url} failed: {error}; {rest}. Fix this, or choose another location with "
+            f"saving step {step} to {self.store.url} failed: {error}; {consequence}. Fix this, or choose another location with "
             f"--checkpoint.directory, and run the same command again"
         )
         self._say(f"warning: {self._failure}")
@@ -370,7 +373,7 @@ class Checkpointer:
     def _prune(self, newest: int, attempt: SaveAttempt, back_to: int | None) -> None:
         # Leftovers of an earlier attempt at this step, which its manifest has replaced.
         sweep(self.store, [attempt.folder])
-        good = [step for step in self.steps() if step not in self.distrusted]
+        good = [step for step in self.steps() if step not in self.damaged_steps]
         keep = (
             set(good[-self.config.keep_last :])
             | set(self._saved.evaluated_steps(good)[: self.config.keep_best])
@@ -380,7 +383,7 @@ class Checkpointer:
         for step, manifest in list(self._saved.manifests.items()):
             forever = self.config.keep_every and step % self.config.keep_every == 0 and step in good
             # A damaged one is left for a user to inspect until newer ones have replaced it.
-            damaged = isinstance(manifest, CheckpointError) or step in self.distrusted
+            damaged = isinstance(manifest, CheckpointError) or step in self.damaged_steps
             if step not in keep and not forever and not (damaged and step > newest):
                 remove(self.store, self.folder(step))
                 del self._saved.manifests[step]

@@ -1,5 +1,4 @@
-"""Reads of chunks from a store into slices of host memory: each is read once, and checked before it is
-trusted."""
+"""Reading of chunks from a store into slices of host memory: each chunk is read once and verified before use."""
 
 import contextlib
 import math
@@ -25,7 +24,7 @@ time."""
 
 
 class Checkpoint:
-    """A committed checkpoint in a store. Opening it reads its manifest, and nothing more.
+    """A committed checkpoint in a store. Opening it reads only its manifest.
 
     Attributes:
         folder: Its folder below the store's root; empty if the store is the checkpoint's own folder.
@@ -51,7 +50,7 @@ class Checkpoint:
         """Read the text that is stored in the checkpoint under a name; None if there is none.
 
         Raises:
-            CheckpointError: It is damaged, or can't be read.
+            CheckpointError: The text is damaged, or can't be read.
         """
         entry = self.manifest.attachments.get(name)
         if entry is None:
@@ -71,8 +70,8 @@ class Checkpoint:
             raise DamagedError(f"{self.url}/{entry.file} is not UTF-8 text ({error}); it holds {name}") from error
 
     def read(self, name: str, index: Sequence[slice] | None = None) -> np.ndarray:
-        """Read an array, or the part of it in `index`: one expert, some rows. Only chunks that overlap it are
-        read.
+        """Read an array, or its region `index`, such as one expert or some rows. Only chunks that overlap the
+        region are read.
 
         Raises:
             CheckpointError: There is no such array, or it is damaged.
@@ -98,13 +97,13 @@ class Checkpoint:
         name: str,
         targets: Mapping[ArraySlice, np.ndarray],
         readers: ThreadPoolExecutor,
-        wanted: Callable[[ArraySlice, int], bool] = lambda box, number: True,
+        is_needed: Callable[[ArraySlice, int], bool] = lambda box, number: True,
     ) -> list[Future[None]]:
         """Start reading the chunks that overlap the slices in `targets`, each once, into their row-major
         arrays.
 
         Args:
-            wanted: Returns True to fill a slice from its n-th overlapping chunk.
+            is_needed: Returns True to fill a slice from its n-th overlapping chunk.
         """
         entry = self.manifest.arrays[name]
         jobs = []
@@ -114,7 +113,7 @@ class Checkpoint:
             for box in targets:
                 overlap = box.overlap(chunk.box)
                 if overlap is not None:
-                    if wanted(box, numbers[box]):
+                    if is_needed(box, numbers[box]):
                         overlapping[box] = overlap
                     numbers[box] += 1
             if overlapping:
@@ -133,12 +132,12 @@ class Checkpoint:
         if part == chunk.box and chunk.box.contiguous_in(first):
             # The chunk has the same layout in the target as in the file: no extra memory.
             values = targets[first][(*chunk.box.relative_slices(first), ...)]
-            rest = [box for box in overlapping if box != first]
+            remaining = [box for box in overlapping if box != first]
         else:
             values = allocate_aligned(chunk.box.shape, numpy_dtype(entry.dtype))
-            rest = list(overlapping)
+            remaining = list(overlapping)
         self._read_checked(chunk.file, chunk.offset, _bytes_of(values), chunk.checksum, name)
-        for box in rest:
+        for box in remaining:
             targets[box][overlapping[box].relative_slices(box)] = values[overlapping[box].relative_slices(chunk.box)]
 
     def _read_checked(self, file: str, offset: int, target: memoryview, expected: str, name: str) -> None:
@@ -165,7 +164,8 @@ class Checkpoint:
         each value once.
 
         Raises:
-            DamagedError: They don't. It is raised before memory is allocated for the arrays.
+            DamagedError: A file or a chunk is missing or wrong; raised before memory is allocated for the
+                arrays.
         """
         self._check_files({chunk.file for name in names for chunk in self.manifest.arrays[name].chunks})
         for name in names:
@@ -196,11 +196,11 @@ class Checkpoint:
         return True
 
     def verify(self, say: Callable[[str], None] = lambda line: None) -> list[str]:
-        """Read everything and return the problems, a line each; empty if it is undamaged."""
+        """Read all files and return the problems, one line each; an empty list if the checkpoint is undamaged."""
         problems, absent = [], set()
-        there = self._list()
+        listed_sizes = self._list()
         for file, expected in self.manifest.files.items():
-            size = there.get(self.path(file))
+            size = listed_sizes.get(self.path(file))
             if size is None and has_object(self.store, self.path(file), expected):
                 continue
             if size != expected:

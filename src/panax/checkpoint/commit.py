@@ -6,9 +6,9 @@ manifest.
         a1b2c3d4/part-00000-of-00003.json    manifest of process 0, written after its chunks
         manifest.json                        the commit, after every part: one atomic write
 
-Files of another attempt at the same step never have the same names, so a whole checkpoint is replaced by its
-manifest alone. The parts meet in the store: no process waits for another's network, and a process that dies
-leaves a folder without manifest.
+Each attempt at a step uses new file names, so one write of the manifest replaces a checkpoint. Processes
+exchange their parts through the store, without connections to each other; a process that dies leaves a
+folder without manifest.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class SaveAttempt:
 
     Attributes:
         folder: The checkpoint's folder, below the store's root.
-        name: A name that no other attempt has.
+        name: Unique name of the attempt.
     """
 
     folder: str
@@ -77,7 +77,7 @@ def write_part(
     """Write this process's files; they are durable and verified when it returns.
 
     Raises:
-        StoreError: The store refused.
+        StoreError: The store rejected a request.
     """
     chunks: dict[str, list] = {name: [] for name in snapshot.plan.arrays}
     files: dict[str, int] = {}
@@ -122,34 +122,34 @@ def publish_part(store: Store, attempt: SaveAttempt, part: Manifest) -> None:
 
 
 def commit(
-    store: Store, attempt: SaveAttempt, mine: Manifest, seconds: float, canceled: Callable[[], bool] = lambda: False
+    store: Store, attempt: SaveAttempt, own_part: Manifest, seconds: float, canceled: Callable[[], bool] = lambda: False
 ) -> Manifest:
     """Wait for the other processes' parts, check that all files exist, and write the manifest: the commit.
 
     Raises:
         CheckpointError: A process failed, or did not write its part within `seconds`; or a file has another
             size.
-        StoreError: The store refused.
+        StoreError: The store rejected a request.
     """
-    parts = [mine, *_parts(store, attempt, seconds, canceled)]
+    parts = [own_part, *_parts(store, attempt, seconds, canceled)]
     manifest = merge_manifests(parts)
     manifest.check_covered()
     # A list has no checksum: a file is rejected only if two lists disagree with it.
-    if _wrong(store, attempt, manifest) and (wrong := _wrong(store, attempt, manifest)):
-        raise CheckpointError(f"{wrong}: not committed")
+    if _file_problem(store, attempt, manifest) and (problem := _file_problem(store, attempt, manifest)):
+        raise CheckpointError(f"{problem}: not committed")
     store.write(f"{attempt.folder}/{MANIFEST_FILE}", [manifest.to_json().encode()])
     return manifest
 
 
-def _wrong(store: Store, attempt: SaveAttempt, manifest: Manifest) -> str:
-    """Return a message about a file that is missing or has another size; empty if there is none."""
-    there = {entry.path: entry.size for entry in store.list(attempt.folder)}
+def _file_problem(store: Store, attempt: SaveAttempt, manifest: Manifest) -> str:
+    """Describe a file that is missing or has another size; empty if there is none."""
+    listed_sizes = {entry.path: entry.size for entry in store.list(attempt.folder)}
     for file, size in manifest.files.items():
-        found = there.get(f"{attempt.folder}/{file}")
-        if found is None and has_object(store, f"{attempt.folder}/{file}", size):
+        listed_size = listed_sizes.get(f"{attempt.folder}/{file}")
+        if listed_size is None and has_object(store, f"{attempt.folder}/{file}", size):
             continue  # The list is stale.
-        if found != size:
-            return f"{store.url}/{attempt.folder}/{file} has {found} bytes; {size} were written"
+        if listed_size != size:
+            return f"{store.url}/{attempt.folder}/{file} has {listed_size} bytes; {size} were written"
     return ""
 
 
@@ -159,15 +159,17 @@ def _parts(store: Store, attempt: SaveAttempt, seconds: float, canceled: Callabl
     deadline = began + seconds
     while missing:
         # If the listing is stale, read a few parts by name in each poll.
-        left = _ASKED_BY_NAME if time.monotonic() > began + min(STALE_UPLOAD_SECONDS, seconds / 2) else 0
-        there = {entry.path for entry in store.list(f"{attempt.folder}/{attempt.name}")}
+        num_reads_by_name = _ASKED_BY_NAME if time.monotonic() > began + min(STALE_UPLOAD_SECONDS, seconds / 2) else 0
+        listed_paths = {entry.path for entry in store.list(f"{attempt.folder}/{attempt.name}")}
         for process in sorted(missing):
             failure, part = attempt.failure(process), attempt.part(process)
-            if not {failure, part} & there:
-                left -= 1
-                if left < 0:
+            if not {failure, part} & listed_paths:
+                num_reads_by_name -= 1
+                if num_reads_by_name < 0:
                     continue
-            if (failure in there or part not in there) and (reason := read_if_exists(store, failure)) is not None:
+            if (failure in listed_paths or part not in listed_paths) and (
+                reason := read_if_exists(store, failure)
+            ) is not None:
                 raise CheckpointError(f"process {process} could not write its part: {reason.decode(errors='replace')}")
             text = read_if_exists(store, part)
             if text is not None:
@@ -229,8 +231,8 @@ def sweep(store: Store, folders: Iterable[str]) -> None:
     for folder in folders:
         if is_link(store, folder):
             continue  # Its files are not this run's.
-        there = [entry.path for entry in store.list(folder)]
-        committed = f"{folder}/{MANIFEST_FILE}" in there
+        listed_paths = [entry.path for entry in store.list(folder)]
+        committed = f"{folder}/{MANIFEST_FILE}" in listed_paths
         try:
             manifest = Manifest.from_json(
                 store.read(f"{folder}/{MANIFEST_FILE}"), f"{store.url}/{folder}/{MANIFEST_FILE}"
@@ -243,4 +245,4 @@ def sweep(store: Store, folders: Iterable[str]) -> None:
             continue  # Damaged: left as it is, for a user to inspect.
         else:
             keep = {f"{folder}/{MANIFEST_FILE}", *(f"{folder}/{file}" for file in manifest.files)}
-        store.delete([path for path in there if path not in keep and _WRITTEN.fullmatch(path)])
+        store.delete([path for path in listed_paths if path not in keep and _WRITTEN.fullmatch(path)])

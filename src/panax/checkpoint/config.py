@@ -25,7 +25,7 @@ class CheckpointConfig(Validated):
         retries: Number of retries of a failed save, in addition to the store's own retries of each request.
         retry_seconds: The longest pause before the first retry; twice as long before each further one.
         commit_seconds: Time that the first process waits for the parts of the others.
-        memory: Copies in the memory of hosts, between two saves.
+        memory: Settings of copies in the memory of hosts, between two saves.
     """
 
     directory: str = ""

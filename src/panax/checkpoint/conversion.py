@@ -69,8 +69,10 @@ def export_tensors(
                 save_file({name: checkpoint.read(name) for name in names}, partial, metadata={"format": "panax"})
                 links.apply_umask(partial)
         if len(groups) > 1:
-            where = {name: file for file, names in zip(files, groups) for name in names}
-            replace_json(folder / INDEX_FILE, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
+            file_by_name = {name: file for file, names in zip(files, groups) for name in names}
+            replace_json(
+                folder / INDEX_FILE, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": file_by_name}
+            )
     except (OSError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -83,10 +85,11 @@ def import_tensors(directory: str | Path, store: Store, folder: str = "") -> Man
     attachments.
 
     Raises:
-        CheckpointError: There are none, they are damaged, pickled, or links that lead out of the folder.
+        CheckpointError: There are no such files, or they are damaged, pickled, or links that lead out of the
+            folder.
     """
     source = Path(directory)
-    attachments = read_texts(source, "*.json", left_out=INDEX_FILE)
+    attachments = read_texts(source, "*.json", excluded=INDEX_FILE)
     return write_arrays(store, folder, _tensors(source), attachments=attachments)
 
 
@@ -95,7 +98,7 @@ def copy_checkpoint(checkpoint: Checkpoint, store: Store, folder: str = "", *, p
     it is read.
 
     Raises:
-        CheckpointError: It is damaged, or no array has that prefix.
+        CheckpointError: The checkpoint is damaged, or no array has that prefix.
     """
     check_own_files(checkpoint)
     manifest = checkpoint.manifest
@@ -133,7 +136,7 @@ def write_arrays(
         arrays: Name, entry, and a function that reads a slice of the array.
 
     Raises:
-        CheckpointError: There is a checkpoint already.
+        CheckpointError: The folder holds a checkpoint already.
     """
     at = f"{folder}/" if folder else ""
     if any(entry.path == f"{at}{MANIFEST_FILE}" for entry in store.list(folder)):
@@ -142,16 +145,16 @@ def write_arrays(
     entries: dict[str, ArrayEntry] = {}
     chunks: dict[str, list[Chunk]] = {}
     files: dict[str, int] = {}
-    held: list[bytes] = []
+    buffers: list[bytes] = []
     size = 0
 
     def flush() -> None:
         nonlocal size
-        if held:
+        if buffers:
             file = f"{attempt}/{len(files):05d}-0000.bin"
-            store.write(at + file, held)
+            store.write(at + file, buffers)
             files[file] = size
-            held.clear()
+            buffers.clear()
             size = 0
 
     for name, entry, read in arrays:
@@ -161,7 +164,7 @@ def write_arrays(
             if size + len(data) > FILE_BYTES:
                 flush()
             chunks[name].append(Chunk(box, f"{attempt}/{len(files):05d}-0000.bin", size, compute_checksum(data)))
-            held.append(data)
+            buffers.append(data)
             size += len(data)
     flush()
     named: dict[str, FileEntry] = {}
@@ -199,14 +202,14 @@ def _tensors(folder: Path) -> Iterator[tuple[str, ArrayEntry, Reader]]:
         reject_pickled(folder)
         raise CheckpointError(f"{folder} holds no safetensors; expected {WEIGHTS_FILE}, or several with {INDEX_FILE}")
     reject_symlink_escape(folder, [*paths, folder / INDEX_FILE])
-    seen: dict[str, Path] = {}
+    path_by_name: dict[str, Path] = {}
     for path in paths:
         try:
             with safe_open(path, framework="numpy") as file:
                 for name in file.keys():  # noqa: SIM118
-                    if name in seen:
-                        raise CheckpointError(f"{name} is in {seen[name]} and in {path}; remove one")
-                    seen[name] = path
+                    if name in path_by_name:
+                        raise CheckpointError(f"{name} is in {path_by_name[name]} and in {path}; remove one")
+                    path_by_name[name] = path
                     part = file.get_slice(name)
                     shape = tuple(part.get_shape())
                     # Slices of empty arrays, and of scalars, can't be taken.
@@ -220,15 +223,15 @@ def _tensors(folder: Path) -> Iterator[tuple[str, ArrayEntry, Reader]]:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"{path} can't be read: {error}; it is missing or incomplete") from error
-    _check_index(folder, seen)
+    _check_index(folder, path_by_name)
 
 
-def _check_index(folder: Path, seen: Mapping[str, Path]) -> None:
+def _check_index(folder: Path, path_by_name: Mapping[str, Path]) -> None:
     if not (folder / INDEX_FILE).is_file():
         return
     try:
         named = json_reader.read(folder / INDEX_FILE)["weight_map"]
-        missing = sorted(set(named) - set(seen))
+        missing = sorted(set(named) - set(path_by_name))
         if not isinstance(named, dict):
             raise TypeError(f"weight_map is {describe_type(named)}")
     except (OSError, ValueError, KeyError, TypeError) as error:

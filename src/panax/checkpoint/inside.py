@@ -1,5 +1,4 @@
-"""Protection against links that lead out of a folder: only files that were put into a folder are copied out
-of it."""
+"""Protection against links that lead out of a folder: a copy contains only the folder's own files."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +15,7 @@ def reject_symlink_escape(folder: Path, paths: Iterable[Path]) -> None:
     `blobs` folder.
 
     Raises:
-        CheckpointError: One is reached by a link that leads out of the folder.
+        CheckpointError: A file is reached by a link that leads out of the folder.
     """
     root = folder.resolve()
     # The name itself, not the target: a link called `blobs` leads somewhere else.
@@ -37,14 +36,14 @@ def check_own_files(checkpoint: Checkpoint) -> None:
         reject_symlink_escape(folder, (folder / file for file in (MANIFEST_FILE, *checkpoint.manifest.files)))
 
 
-def read_texts(folder: Path, pattern: str, left_out: str) -> dict[str, str]:
-    """Read the text files in a folder with names that match, except one.
+def read_texts(folder: Path, pattern: str, excluded: str) -> dict[str, str]:
+    """Read the text files in a folder with names that match `pattern`, except `excluded`.
 
     Raises:
-        CheckpointError: One can't be read, is not text, is too large, or is a link that leads out of the
+        CheckpointError: A file can't be read, is not text, is too large, or is a link that leads out of the
             folder.
     """
-    paths = [path for path in sorted(folder.glob(pattern)) if path.name != left_out]
+    paths = [path for path in sorted(folder.glob(pattern)) if path.name != excluded]
     reject_symlink_escape(folder, paths)
     texts = {}
     for path in paths:

@@ -60,7 +60,7 @@ class ArrayEntry:
     key_impl: str | None = None
 
     def check_covered(self, name: str) -> None:
-        """Raise a DamagedError unless the chunks hold each value once: any that none holds would be
+        """Raise a DamagedError unless the chunks hold each value once: a value without a chunk would be
         uninitialized memory."""
         try:
             covered = is_exact_cover(self.shape, [chunk.box for chunk in self.chunks])
@@ -97,7 +97,7 @@ class Manifest:
 
     Attributes:
         arrays: Dotted name to entry.
-        files: Path below the checkpoint's folder to size in bytes: all that belongs to it.
+        files: Path below the checkpoint's folder to size in bytes, of every file of the checkpoint.
         attachments: File name to the entry stored under that name.
         host: State that is not on devices, such as the position of the data; JSON values.
         metric: The metric that determines "best", lower being better; None if nothing was evaluated.
@@ -146,9 +146,9 @@ class Manifest:
             where: The location, for errors.
 
         Raises:
-            CheckpointError: It is of another version.
-            DamagedError: It is not a manifest, changed since it was sealed, or names a path outside the
-                checkpoint or bytes beyond a file's end.
+            CheckpointError: The manifest is of another version.
+            DamagedError: The text is not a manifest, has changed since it was sealed, or names a path outside
+                the checkpoint or bytes beyond a file's end.
         """
         try:
             outer = json_reader.parse(text, max_bytes=_MOST_BYTES, constants=True)
@@ -246,7 +246,7 @@ def numpy_dtype(name: str) -> np.dtype:
     """Return the dtype of a name in a manifest.
 
     Raises:
-        ValueError: It is not a numeric dtype.
+        ValueError: The name is not that of a numeric dtype.
     """
     try:
         dtype = np.dtype(getattr(ml_dtypes, name, None) or name)

@@ -3,8 +3,8 @@ from the store.
 
 Every process writes its part to its own host's tmpfs, which outlives it, and to that of a peer host, through
 a server that each process runs there. After a failure the processes exchange lists of the parts on their
-hosts; the newest step with every part whole on some host is read like any checkpoint, onto any layout, by any
-number of processes: from the own host if possible.
+hosts; the newest step with every part complete on a host is read like any checkpoint, onto any layout, by any
+number of processes: each part from the reader's own host if possible.
 """
 
 import dataclasses
@@ -65,8 +65,8 @@ class MemoryConfig(Validated):
         return Path(self.directory or os.environ.get("PANAX_MEMORY") or f"/dev/shm/panax-{os.getuid()}")
 
 
-class _Held(NamedTuple):
-    """A part that is complete on some host."""
+class _StoredPart(NamedTuple):
+    """A part that is complete on a host."""
 
     step: int
     attempt: str
@@ -75,7 +75,7 @@ class _Held(NamedTuple):
 
 
 class MemoryTier:
-    """This process's share of the first tier. Every process of the job makes one and calls its methods at the
+    """This process's share of the first tier. Every process of the job creates one and calls its methods at the
     same points."""
 
     def __init__(self, config: MemoryConfig, run: str, say: Callable[[str], None] = print) -> None:
@@ -115,18 +115,19 @@ class MemoryTier:
         """Return the newest state with all parts on some host, as a checkpoint; None if there is none.
 
         Args:
-            is_usable: Returns False for manifests to pass over; the same in every process.
+            is_usable: Returns False for manifests to skip; the same in every process.
         """
-        held = self._inventory()
+        parts_by_process = self._inventory()
         complete = {
             (part.step, part.attempt)
-            for part in {part for parts in held for part in parts}
-            if {p.process for parts in held for p in parts if p[:2] == part[:2]} >= set(range(part.processes))
+            for part in {part for parts in parts_by_process for part in parts}
+            if {p.process for parts in parts_by_process for p in parts if p[:2] == part[:2]}
+            >= set(range(part.processes))
         }
         for chosen in sorted(complete, reverse=True):
             failure, checkpoint, usable = "", None, False
             try:
-                checkpoint = self._assembled(held, *chosen)
+                checkpoint = self._assemble(parts_by_process, *chosen)
                 usable = is_usable(checkpoint.manifest)
             except PanaxError as error:
                 failure = str(error)
@@ -158,7 +159,7 @@ class MemoryTier:
     def save(self, tree: Any, step: int, host: Mapping[str, Any]) -> None:
         """Copy a state, and write it to this host's memory and the peer's in the background. A failure is
         only a warning."""
-        self._settle()
+        self._wait_for_previous()
         plan = plan_save(tree)
         if self._snapshot is None or self._snapshot.plan != plan:
             self._check_room(plan.nbytes)
@@ -189,8 +190,8 @@ class MemoryTier:
             self._folder.remove()
         self._folder.close()
 
-    def _settle(self) -> None:
-        """Wait for the copy before this one; once all processes have it, earlier ones are removed."""
+    def _wait_for_previous(self) -> None:
+        """Wait for the previous copy; once all processes have completed it, remove the copies before it."""
         self.wait()
         if self._saved is None:
             return
@@ -212,7 +213,7 @@ class MemoryTier:
 
     @property
     def _is_first_here(self) -> bool:
-        """Return True for the first process of its host: the one that removes and lists."""
+        """Return True in the first process of each host, which lists and removes the host's copies."""
         return self._hosts.index(self._hosts[jax.process_index()]) == jax.process_index()
 
     def _write(self, attempt: SaveAttempt, snapshot: Snapshot, step: int, host: Mapping[str, Any]) -> None:
@@ -224,19 +225,19 @@ class MemoryTier:
         except (PanaxError, OSError) as error:
             self._failure = error
 
-    def _inventory(self) -> list[list[_Held]]:
+    def _inventory(self) -> list[list[_StoredPart]]:
         """List the parts on each process's host, as reported by the first process of each host."""
-        mine: list[_Held] = []
+        own_parts: list[_StoredPart] = []
         if self._is_first_here:
             sizes = {entry.path: entry.size for entry in self._store.list()}
             for path in sizes:
                 match = _PART.fullmatch(path)
-                if match and self._whole(path, sizes):
-                    mine.append(_Held(int(match[1]), match[2], int(match[3]), int(match[4])))
-        told = gather_texts(" ".join("/".join(map(str, part)) for part in mine))
-        return [[_held(text) for text in each.split()] for each in told]
+                if match and self._is_complete(path, sizes):
+                    own_parts.append(_StoredPart(int(match[1]), match[2], int(match[3]), int(match[4])))
+        inventories = gather_texts(" ".join("/".join(map(str, part)) for part in own_parts))
+        return [[_parse_part(text) for text in each.split()] for each in inventories]
 
-    def _whole(self, path: str, sizes: Mapping[str, int]) -> bool:
+    def _is_complete(self, path: str, sizes: Mapping[str, int]) -> bool:
         """Return True if a part can be read and its files exist; their bytes are checked when they are
         read."""
         folder = path.split("/")[0]
@@ -246,33 +247,37 @@ class MemoryTier:
             return False
         return all(sizes.get(f"{folder}/{file}") == size for file, size in manifest.files.items())
 
-    def _assembled(self, held: list[list[_Held]], step: int, attempt: str) -> Checkpoint:
+    def _assemble(self, parts_by_process: list[list[_StoredPart]], step: int, attempt: str) -> Checkpoint:
         folder = f"step_{step:08d}"
         this_host = self._hosts[jax.process_index()]
         holders: dict[str, list[int]] = {}
         sizes: dict[str, int] = {}
         parts = []
-        processes = next(part.processes for each in held for part in each if part[:2] == (step, attempt))
+        processes = next(part.processes for each in parts_by_process for part in each if part[:2] == (step, attempt))
         for process in range(processes):
             # Those of this host first, then round the ring from here, so that not all read from the same one.
-            having = [i for i, each in enumerate(held) if _Held(step, attempt, process, processes) in each]
-            having.sort(key=lambda i: (self._hosts[i] != this_host, (i - jax.process_index()) % len(held)))
+            holding_processes = [
+                i for i, each in enumerate(parts_by_process) if _StoredPart(step, attempt, process, processes) in each
+            ]
+            holding_processes.sort(
+                key=lambda i: (self._hosts[i] != this_host, (i - jax.process_index()) % len(parts_by_process))
+            )
             path = SaveAttempt(folder, attempt, process, processes).part(process)
-            part = self._read_part(path, having)
+            part = self._read_part(path, holding_processes)
             parts.append(part)
             for file, size in part.files.items():
-                holders[f"{folder}/{file}"], sizes[f"{folder}/{file}"] = having, size
+                holders[f"{folder}/{file}"], sizes[f"{folder}/{file}"] = holding_processes, size
         manifest = merge_manifests(parts)
         manifest.check_covered()
         return Checkpoint(UnionStore("memory of hosts", self._stores, holders, sizes), folder, manifest)
 
-    def _read_part(self, path: str, having: list[int]) -> Manifest:
-        for holder in having[:-1]:
+    def _read_part(self, path: str, holding_processes: list[int]) -> Manifest:
+        for holder in holding_processes[:-1]:
             try:
                 return Manifest.from_json(self._stores[holder].read(path), path)
             except PanaxError as error:
                 self._say(f"warning: {error}; asking another host")
-        return Manifest.from_json(self._stores[having[-1]].read(path), path)
+        return Manifest.from_json(self._stores[holding_processes[-1]].read(path), path)
 
     def _check_room(self, nbytes: int) -> None:
         needed, free = 4 * nbytes, shutil.disk_usage(self._store.url).free
@@ -283,11 +288,11 @@ class MemoryTier:
             )
 
 
-def _token(drawn: str) -> str:
-    """Return the token with which the job's processes sign requests: derived from the secret that agents hand
-    to them, if any."""
+def _token(nonce: str) -> str:
+    """Return the token with which the job's processes sign requests: `nonce`, keyed with the agents' secret if
+    there is one."""
     secret = os.environ.get(SECRET, "")
-    return hmac.new(secret.encode(), b"panax memory " + drawn.encode(), hashlib.sha256).hexdigest() if secret else drawn
+    return hmac.new(secret.encode(), b"panax memory " + nonce.encode(), hashlib.sha256).hexdigest() if secret else nonce
 
 
 def _peer(hosts: list[str], process: int) -> int | None:
@@ -297,9 +302,9 @@ def _peer(hosts: list[str], process: int) -> int | None:
     if len(ring) == 1:
         return None
     rank = [i for i, host in enumerate(hosts) if host == hosts[process]].index(process)
-    following = ring[(ring.index(hosts[process]) + 1) % len(ring)]
-    there = [i for i, host in enumerate(hosts) if host == following]
-    return there[rank % len(there)]
+    next_host = ring[(ring.index(hosts[process]) + 1) % len(ring)]
+    next_host_processes = [i for i, host in enumerate(hosts) if host == next_host]
+    return next_host_processes[rank % len(next_host_processes)]
 
 
 def _own_address() -> str:
@@ -326,6 +331,6 @@ def _step_of(path: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _held(text: str) -> _Held:
+def _parse_part(text: str) -> _StoredPart:
     step, attempt, process, processes = text.split("/")
-    return _Held(int(step), attempt, int(process), int(processes))
+    return _StoredPart(int(step), attempt, int(process), int(processes))

@@ -1,5 +1,4 @@
-"""Location of a run's copies in a host's memory, and the folders that may be removed there: those that Panax
-made and marked.
+"""Location of a run's copies in a host's memory. Only folders that Panax has created and marked are removed.
 
 /dev/shm/panax-1000/            `checkpoint.memory.directory`: any other contents are left alone
     panax-copies-1000/          accessible to this user alone (mode 0700)
@@ -30,8 +29,8 @@ _RUN = re.compile("[0-9a-f]{16}")
 
 
 class MemoryFolder:
-    """The folder of one run's copies. It is made, marked, and locked (by all processes of the job on this
-    host together).
+    """The folder of one run's copies. It is created, marked, and locked by all processes of the job on this
+    host together.
 
     Attributes:
         path: The folder.
@@ -40,7 +39,7 @@ class MemoryFolder:
     def __init__(self, directory: Path, run: str) -> None:
         """
         Raises:
-            CheckpointError: It can't be made, is a link or another user's, or others may write to it.
+            CheckpointError: The folder can't be created, is a link or another user's, or others may write to it.
         """
         try:
             if directory.is_symlink():
@@ -49,17 +48,17 @@ class MemoryFolder:
             copies = make_private_folder(directory / f"panax-copies-{os.geteuid()}")
             _remove_stale(copies, run)
             self.path = make_private_folder(copies / run)
-            self._mark = _marked(self.path)
+            self._mark = _open_marker(self.path)
         except OSError as error:
             raise CheckpointError(
                 f"copies can't be kept in memory in {directory}: {error}; name another folder with $PANAX_MEMORY"
             ) from error
 
     def check(self) -> None:
-        """Check that the folder is still the one that was made, before anything in it is removed.
+        """Check that the folder is still the one that this job created, before files in it are removed.
 
         Raises:
-            CheckpointError: It is not.
+            CheckpointError: The folder has been replaced.
         """
         if not (is_own_folder(self.path) and is_own_file(self.path / OWNER_MARKER)):
             raise CheckpointError(
@@ -77,7 +76,7 @@ class MemoryFolder:
         self._mark.close()
 
 
-def _marked(folder: Path) -> IO[str]:
+def _open_marker(folder: Path) -> IO[str]:
     """Open the folder's marker, created if it is missing, under a lock that several processes of a job
     share."""
     mark = folder / OWNER_MARKER

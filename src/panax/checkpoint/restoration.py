@@ -43,26 +43,28 @@ def restore(checkpoint: Checkpoint, abstract: Any, shardings: Any, *, part: bool
         part: True if the checkpoint may hold more than `abstract` names; only these are read.
 
     Raises:
-        CheckpointError: It is the checkpoint of another model (the first differences are named), or the store
-            can't be read.
-        DamagedError: Its bytes have changed since they were written: the message names the file and the
-            bytes. If one process raises, all do.
+        CheckpointError: The checkpoint is that of another model (the message names the first differences), or the
+            store can't be read.
+        DamagedError: The checkpoint's bytes have changed since they were written; the message names the file and
+            the bytes. If one process raises, all do.
     """
-    expected, places = named_leaves(abstract), named_leaves(shardings)
+    expected, shardings_by_name = named_leaves(abstract), named_leaves(shardings)
     check_arrays_match(checkpoint, expected, part)
     files = compute_checksum(repr(sorted(checkpoint.manifest.files.items())).encode())
-    told = gather_texts(f"step {checkpoint.manifest.step} of files {files}")
-    if len({*told}) > 1:
-        raise CheckpointError(f"the processes would restore different checkpoints: {'; '.join(dict.fromkeys(told))}")
+    descriptions = gather_texts(f"step {checkpoint.manifest.step} of files {files}")
+    if len({*descriptions}) > 1:
+        raise CheckpointError(
+            f"the processes would restore different checkpoints: {'; '.join(dict.fromkeys(descriptions))}"
+        )
     with raise_on_all_processes():
         checkpoint.check_sizes(list(expected))
     leaves: dict[str, jax.Array] = {}
     with ThreadPoolExecutor(checkpoint.store.readers, "panax-read") as readers:
         for group in _groups(checkpoint, expected):
             # A random key is stored as its words, which are as replicated as the key.
-            wanted = {name: _words_sharding(places[name], expected[name]) for name in group}
-            leaves |= _read_group(checkpoint, wanted, readers)
-    restored_leaves = [_wrapped(checkpoint, name, leaves[name], places[name]) for name in expected]
+            stored_shardings = {name: _words_sharding(shardings_by_name[name], expected[name]) for name in group}
+            leaves |= _read_group(checkpoint, stored_shardings, readers)
+    restored_leaves = [_wrapped(checkpoint, name, leaves[name], shardings_by_name[name]) for name in expected]
     return jax.tree.unflatten(jax.tree.structure(abstract), restored_leaves)
 
 
@@ -80,17 +82,17 @@ def _groups(checkpoint: Checkpoint, names: Mapping[str, Any]) -> list[list[str]]
 
 
 def _read_group(
-    checkpoint: Checkpoint, wanted: Mapping[str, Sharding], readers: ThreadPoolExecutor
+    checkpoint: Checkpoint, stored_shardings: Mapping[str, Sharding], readers: ThreadPoolExecutor
 ) -> dict[str, jax.Array]:
-    plans = {name: _plan(checkpoint.manifest.arrays[name], sharding) for name, sharding in wanted.items()}
+    plans = {name: _plan(checkpoint.manifest.arrays[name], sharding) for name, sharding in stored_shardings.items()}
     arrays: dict[str, jax.Array] = {}
     with raise_on_all_processes():
         started = {name: plan.begin(name, checkpoint, readers) for name, (plan, _) in plans.items()}
         for name, jobs in started.items():
             for job in jobs:
                 job.result()
-            arrays[name] = plans[name][0].placed()
-    return _spread(arrays, {name: plan for name, (plan, shared) in plans.items() if shared}, wanted)
+            arrays[name] = plans[name][0].place()
+    return _assemble_arrays(arrays, {name: plan for name, (plan, shared) in plans.items() if shared}, stored_shardings)
 
 
 _DAMAGED, _OTHER = "damaged ", "other "
@@ -101,9 +103,9 @@ def raise_on_all_processes() -> Iterator[None]:
     """Raise an error of one process in the block in every process; every process of the job enters it.
 
     Raises:
-        DamagedError: Something is damaged, and nothing else has failed.
-        CheckpointError: Something else has failed, in a job of several processes; with one process, the
-            original error.
+        DamagedError: A process raised it, and no process raised another error.
+        CheckpointError: A process of several raised another error; with one process, the original error is
+            raised.
     """
     failure = None
     try:
@@ -123,9 +125,8 @@ def raise_on_all_processes() -> Iterator[None]:
         raise error(f"process {process}: {text.removeprefix(_DAMAGED).removeprefix(_OTHER)}")
 
 
-class _Parts:
-    """An array of which this process reads its devices' shards in `sharding`; shards that several hold,
-    once."""
+class _ShardedReads:
+    """An array of which this process reads its devices' shards in `sharding`, each distinct shard once."""
 
     def __init__(self, entry: ArrayEntry, sharding: Sharding) -> None:
         self._shape, self._dtype, self._sharding = entry.shape, numpy_dtype(entry.dtype), sharding
@@ -140,19 +141,19 @@ class _Parts:
         self._values = {box: allocate_aligned(box.shape, self._dtype) for box in self._boxes.values()}
         return checkpoint.fill(name, self._values, readers)
 
-    def placed(self) -> jax.Array:
+    def place(self) -> jax.Array:
         """Place the values on the devices, and release the host memory."""
         shards = [jax.device_put(self._values[box], device) for device, box in self._boxes.items()]
         self._values = {}
         return jax.make_array_from_single_device_arrays(self._shape, self._sharding, shards)
 
-    def together(self, array: jax.Array) -> jax.Array:
+    def assemble(self, array: jax.Array) -> jax.Array:
         return array
 
 
-class _Turns:
-    """An array with replicas that take turns to read chunks; `together` adds the bits that each has read to
-    the others' zeros.
+class _AlternatingReads:
+    """An array with replicas that take turns to read chunks; `assemble` adds the bits of each replica's chunks
+    to the zeros of the others.
 
     The array has one dimension more than its values, in front, which is sharded over the axes of the
     replicas.
@@ -173,15 +174,14 @@ class _Turns:
         self._values: dict[ArraySlice, np.ndarray] = {}
 
     def begin(self, name: str, checkpoint: Checkpoint, readers: ThreadPoolExecutor) -> list[Future[None]]:
-        """Allocate host memory, and start reading the chunks that are the turn of a device of this
-        process."""
+        """Allocate host memory, and start reading the chunks that are assigned to devices of this process."""
         self._values = {box: np.zeros(box.shape, self._dtype) for box in self._turns}
         return checkpoint.fill(
             name, self._values, readers, lambda box, number: number % self._replicas in self._turns[box]
         )
 
-    def placed(self) -> jax.Array:
-        """Place the values on one of this process's devices that hold them, and zeros on the others."""
+    def place(self) -> jax.Array:
+        """Place each shard's values on one of this process's devices with the shard, and zeros on the others."""
         shards = []
         for device, box in self._boxes.items():
             first = self._turns[box][min(self._turns[box])] == device
@@ -190,15 +190,15 @@ class _Turns:
         self._values = {}
         return jax.make_array_from_single_device_arrays(self._shape, self._sharding, shards)
 
-    def together(self, array: jax.Array) -> jax.Array:
+    def assemble(self, array: jax.Array) -> jax.Array:
         total = jnp.sum(array, axis=0, dtype=array.dtype)
         return total.astype(bool) if self._dtype == np.bool_ else jax.lax.bitcast_convert_type(total, self._dtype)
 
 
-def _plan(entry: ArrayEntry, sharding: Sharding) -> tuple[_Parts | _Turns, bool]:
+def _plan(entry: ArrayEntry, sharding: Sharding) -> tuple[_ShardedReads | _AlternatingReads, bool]:
     """Return how this process reads an array, and True if the processes then assemble it."""
     if not isinstance(sharding, NamedSharding) or not _shared_by_processes(sharding, entry.shape):
-        return _Parts(entry, sharding), False
+        return _ShardedReads(entry, sharding), False
     axes = _axes_by_dim(sharding, len(entry.shape))
     used = {axis for each in axes for axis in each}
     across = tuple(axis for axis, size in sharding.mesh.shape.items() if size > 1 and axis not in used)
@@ -206,21 +206,23 @@ def _plan(entry: ArrayEntry, sharding: Sharding) -> tuple[_Parts | _Turns, bool]
     dim = next((d for d, n in enumerate(entry.shape) if n and n % (_size(sharding, axes[d]) * replicas) == 0), None)
     size = math.prod(sharding.shard_shape(entry.shape)) * entry.itemsize
     if dim is None or size < _SPLIT_FROM_CHUNKS * replicas * CHUNK_BYTES:
-        return _Turns(entry, sharding, across), True
+        return _AlternatingReads(entry, sharding, across), True
     axes[dim] = (*axes[dim], *across)
-    return _Parts(entry, NamedSharding(sharding.mesh, PartitionSpec(*axes))), True
+    return _ShardedReads(entry, NamedSharding(sharding.mesh, PartitionSpec(*axes))), True
 
 
-def _spread(
-    arrays: dict[str, jax.Array], plans: Mapping[str, _Parts | _Turns], wanted: Mapping[str, Sharding]
+def _assemble_arrays(
+    arrays: dict[str, jax.Array],
+    plans: Mapping[str, _ShardedReads | _AlternatingReads],
+    stored_shardings: Mapping[str, Sharding],
 ) -> dict[str, jax.Array]:
-    """Assemble arrays that were read in parts, in one program."""
+    """Assemble arrays that several processes have read parts of, in one program."""
     if not plans:
         return arrays
     shared = {name: arrays.pop(name) for name in plans}
     program = jax.jit(
-        lambda parts: {name: plans[name].together(part) for name, part in parts.items()},
-        out_shardings={name: wanted[name] for name in plans},
+        lambda parts: {name: plans[name].assemble(part) for name, part in parts.items()},
+        out_shardings={name: stored_shardings[name] for name in plans},
     )
     return arrays | program(shared)
 
@@ -257,10 +259,10 @@ def _wrapped(checkpoint: Checkpoint, name: str, leaf: jax.Array, sharding: Shard
 
 def check_arrays_match(checkpoint: Checkpoint, expected: Mapping[str, Any], part: bool) -> None:
     """Raise a CheckpointError unless the checkpoint has these arrays."""
-    there = checkpoint.manifest.arrays
-    problems = [] if part else [f"it also has {name}" for name in there if name not in expected]
+    stored_arrays = checkpoint.manifest.arrays
+    problems = [] if part else [f"it also has {name}" for name in stored_arrays if name not in expected]
     for name, leaf in expected.items():
-        entry = there.get(name)
+        entry = stored_arrays.get(name)
         if entry is None:
             problems.append(f"it has no {name}")
         elif is_key(leaf):
@@ -289,7 +291,7 @@ def _is_key_like(entry: ArrayEntry, leaf: Any) -> bool:
         return False
     words = jax.ShapeDtypeStruct(entry.shape, jnp.uint32)
     try:
-        found = jax.eval_shape(lambda data: jax.random.wrap_key_data(data, impl=entry.key_impl), words)
+        keys = jax.eval_shape(lambda data: jax.random.wrap_key_data(data, impl=entry.key_impl), words)
     except (ValueError, TypeError):  # no such kind, or it has other words
         return False
-    return found.shape == leaf.shape and found.dtype == leaf.dtype
+    return keys.shape == leaf.shape and keys.dtype == leaf.dtype

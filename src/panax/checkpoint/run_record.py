@@ -84,7 +84,7 @@ def write_record(store: Store, record: RunRecord) -> None:
     """Write a record to a store, replacing the one before.
 
     Raises:
-        StoreError: The store refused.
+        StoreError: The store rejected a request.
     """
     fields = dataclasses.asdict(record)
     store.write(RECORD_FILE, [json.dumps({"checksum": _seal(fields), "record": fields}).encode()])
@@ -94,7 +94,7 @@ def check_record_listed(store: Store, folders: Collection[str]) -> None:
     """Check that a list of a store's folders contains the record, which exists.
 
     Raises:
-        CheckpointError: It does not.
+        CheckpointError: The list lacks the record.
     """
     if FOLDER not in folders:
         raise CheckpointError(

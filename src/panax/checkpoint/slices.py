@@ -62,9 +62,8 @@ def is_exact_cover(shape: Sequence[int], boxes: Sequence[ArraySlice]) -> bool:
     """Return True if each value of an array is in exactly one of the slices; they must be inside the
     array.
 
-    A slice is determined by its corners, with a sign each: those of slices that fill a larger one, each value
-    once, add up to the corners of the larger one, and those of other slices don't. Takes time in proportion
-    to the number of slices.
+    A slice is determined by its signed corners. The corners of slices that cover the array exactly once sum to the
+    corners of the array; those of other slices don't. Takes time in proportion to the number of slices.
 
     >>> is_exact_cover((2, 3), [ArraySlice((0, 0), (2, 1)), ArraySlice((0, 1), (2, 2))])
     True
@@ -72,7 +71,7 @@ def is_exact_cover(shape: Sequence[int], boxes: Sequence[ArraySlice]) -> bool:
     False
 
     Raises:
-        ValueError: The boxes are parts in too many dimensions to be looked at.
+        ValueError: The slices divide too many dimensions for this check.
     """
     filled = [box for box in boxes if box.size]
     size = math.prod(shape)
@@ -99,7 +98,7 @@ def slice_of_shard(index: Sequence[slice], shape: Sequence[int]) -> ArraySlice:
 
 
 def split_slice(box: ArraySlice, limit: int) -> Iterator[ArraySlice]:
-    """Cut a slice into ones of at most `limit` values, each contiguous in it.
+    """Split a slice into slices of at most `limit` values, each contiguous in it.
 
     >>> [piece.shape for piece in split_slice(ArraySlice((0, 0), (3, 10)), 20)]
     [(2, 10), (1, 10)]

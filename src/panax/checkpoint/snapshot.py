@@ -180,8 +180,8 @@ class Snapshot:
         shards = {
             name: {shard.device: shard.data for shard in leaf.addressable_shards} for name, leaf in stored.items()
         }
-        wanted = [piece for file in self.plan.files for piece in file.pieces]
-        for name, device in dict.fromkeys((piece.array, piece.device) for piece in wanted):
+        planned_chunks = [piece for file in self.plan.files for piece in file.pieces]
+        for name, device in dict.fromkeys((piece.array, piece.device) for piece in planned_chunks):
             shards[name][device].copy_to_host_async()
         with ThreadPoolExecutor(_COPIERS) as copiers:
             copying = [
@@ -201,11 +201,11 @@ class Snapshot:
 
     def chunks(self, plan: FilePlan, file: str) -> dict[str, list[Chunk]]:
         """Return each array's chunks in a file of this plan, with their checksums."""
-        found: dict[str, list[Chunk]] = {}
+        chunks: dict[str, list[Chunk]] = {}
         for piece in plan.pieces:
             digest = compute_checksum(self.buffer[piece.begin : piece.end])
-            found.setdefault(piece.array, []).append(Chunk(piece.box, file, piece.begin - plan.begin, digest))
-        return found
+            chunks.setdefault(piece.array, []).append(Chunk(piece.box, file, piece.begin - plan.begin, digest))
+        return chunks
 
 
 def _round_up(value: int, to: int) -> int:

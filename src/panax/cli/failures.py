@@ -33,10 +33,10 @@ def report_error(error: BaseException, *, with_traceback: bool) -> int:
     if isinstance(error, KeyboardInterrupt):
         print("panax: stopped at once; the last checkpoint is intact", file=sys.stderr)
         return 130
-    said = format_error(error)
+    message = format_error(error)
     code = error.exit_code if isinstance(error, PanaxError) else 1
-    heartbeat().error(error, said, code)
-    print(f"panax: error: {make_printable(said)}", file=sys.stderr)
+    heartbeat().error(error, message, code)
+    print(f"panax: error: {make_printable(message)}", file=sys.stderr)
     return code
 
 
@@ -53,12 +53,12 @@ def format_error(error: BaseException) -> str:
         return f"out of device memory: {first}; {MEMORY_ADVICE}"
     kind = f"{type(error).__name__}: {first}" if first else type(error).__name__
     if isinstance(error, OSError) and error.strerror:
-        place = f": {error.filename!r}" if error.filename else ""
-        return f"{error.strerror}{place}; check that the path exists, may be used, and has room. {_where(error)}"
+        file_text = f": {error.filename!r}" if error.filename else ""
+        return f"{error.strerror}{file_text}; check that the path exists, may be used, and has room. {_where(error)}"
     return f"{kind}. {_where(error)}"
 
 
 def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    place = f"It comes from {frames[-1].filename}, line {frames[-1].lineno}. " if frames else ""
-    return f"{place}Run the same command with {TRACEBACK} to see how it came about"
+    location = f"It comes from {frames[-1].filename}, line {frames[-1].lineno}. " if frames else ""
+    return f"{location}Run the same command with {TRACEBACK} to see how it came about"

@@ -105,7 +105,7 @@ def check_names(flags: Sequence[str]) -> None:
     """Check that no flag has another library's name.
 
     Raises:
-        RecipeError: One does; the message gives its name here.
+        RecipeError: A flag has another library's name; the message gives Panax's name.
     """
     for flag in flags:
         name = flag.partition("=")[0].replace("_", "-")

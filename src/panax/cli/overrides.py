@@ -20,15 +20,16 @@ from .recipes import PRESET, RELEASED, built_in_recipes, find_recipe, format_rec
 from .settings import read_settings
 
 DATA = "--data"
-LORA = "--lora"
 """Flag that takes paths, up to the next flag."""
+
+LORA = "--lora"
 
 SHORT_FLAGS = {"--buckets": "--data.buckets"}
 """Flags that may be written without their path."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Unsaid(Task):
+class _UnparsedTask(Task):
     """Placeholder for a task that flags can't express, while flags are read."""
 
     def init(self, key: Any) -> Any: ...
@@ -38,7 +39,7 @@ class _Unsaid(Task):
     def parameter_axes(self, params: Any) -> Any: ...
 
 
-UNPARSED_FIELDS = {"task": _Unsaid(), "data": None, "held_out": None, "hooks": (), "trackers": ()}
+UNPARSED_FIELDS = {"task": _UnparsedTask(), "data": None, "held_out": None, "hooks": (), "trackers": ()}
 """Fields that may have values that flags can't express (another library's model, a loader), and their
 placeholders while flags are read."""
 
@@ -64,8 +65,8 @@ def asks_for_help(arguments: Sequence[str], command: str, command_flags: str) ->
 
 
 def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
-    """Build the experiment of `RECIPE [--field.sub value ...]`; `--help` among them prints its fields and
-    exits.
+    """Build the experiment of `RECIPE [--field.sub value ...]`; `--help` among the arguments prints its fields
+    and exits.
 
     Raises:
         RecipeError: The recipe does not exist, or a value is invalid.
@@ -91,7 +92,7 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
     check_names(flags)
     if command in ("train", "data show") and "--help" not in flags and (absent := find_missing_data(base)) is not None:
         raise absent.missing_data_error()
-    expanded = [replacement for flag in _joined(flags) for replacement in _expand(flag)]
+    expanded = [replacement for flag in _expand_mesh_auto(flags) for replacement in _expand(flag)]
     if any(flag.startswith("--data.buckets") for flag in expanded) and getattr(base.data, "packing", False):
         # Lengths only vary if documents are not packed.
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, packing=False))
@@ -100,14 +101,14 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         for line in (inspect.getdoc(recipe) or "").splitlines():
             print(wrap_line(line))
         print()
-    held = {name: value for name in UNPARSED_FIELDS if not _in_words(value := getattr(base, name))}
-    stand_ins = dataclasses.replace(base, **{field: UNPARSED_FIELDS[field] for field in held})
+    unparsed_values = {name: value for name in UNPARSED_FIELDS if not _is_expressible(value := getattr(base, name))}
+    stand_ins = dataclasses.replace(base, **{field: UNPARSED_FIELDS[field] for field in unparsed_values})
     experiment = read_settings(stand_ins, expanded, f"panax {command} {name}")
-    return dataclasses.replace(experiment, **held)
+    return dataclasses.replace(experiment, **unparsed_values)
 
 
 def _published(name: str, paths: Sequence[str], flags: Sequence[str], rank: int | None) -> Experiment | None:
-    """Return the experiment of a published model, which takes its data itself; None if the name is of another recipe."""
+    """Return the experiment of a published model with the data at `paths`; None if `name` is another recipe."""
     if name.startswith(PRESET):
         return preset(name.removeprefix(PRESET), data=paths or None, init=_value_of("--init", flags), say=warn)
     if name.startswith(RELEASED):
@@ -116,7 +117,7 @@ def _published(name: str, paths: Sequence[str], flags: Sequence[str], rank: int 
 
 
 def _with_adapters(experiment: Experiment, rank: int) -> Experiment:
-    """Return an experiment that trains adapters of this rank beside a decoder's matrices."""
+    """Return an experiment that trains adapters of this rank alongside a decoder's matrices."""
     if not isinstance(experiment.task, DecoderTask):
         raise RecipeError(
             f"{LORA} adds adapters to decoders, and {experiment.name} trains a {describe_type(experiment.task)}"
@@ -131,16 +132,16 @@ def _without_lora(flags: Sequence[str]) -> tuple[list[str], int | None]:
     ((['--seed', '1'], 16), ([], 8), ([], None))
     """
     value = _value_of(LORA, flags)
-    rest = list(flags)
-    for place, flag in enumerate(flags):
+    remaining = list(flags)
+    for index, flag in enumerate(flags):
         if flag.partition("=")[0] == LORA:
-            del rest[place : place + (1 if "=" in flag else 2)]
+            del remaining[index : index + (1 if "=" in flag else 2)]
             if not value.isdecimal() or int(value) < 1:
                 raise RecipeError(
                     f"{LORA} {value or 'without a number'}; expected the rank of the adapters, such as {LORA} 16"
                 )
-            return rest, int(value)
-    return rest, None
+            return remaining, int(value)
+    return remaining, None
 
 
 def _without_data(flags: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -149,7 +150,7 @@ def _without_data(flags: Sequence[str]) -> tuple[list[str], list[str]]:
     >>> _without_data(["--seed", "1", "--data", "a.txt", "b", "--data=c", "--name", "x"])
     (['--seed', '1', '--name', 'x'], ['a.txt', 'b', 'c'])
     """
-    rest: list[str] = []
+    remaining: list[str] = []
     paths: list[str] = []
     taking = False
     for flag in flags:
@@ -163,38 +164,38 @@ def _without_data(flags: Sequence[str]) -> tuple[list[str], list[str]]:
             if taking and not paths:
                 break
             taking = False
-            rest.append(flag)
+            remaining.append(flag)
     if not paths and any(flag.partition("=")[0] == DATA for flag in flags):
         raise RecipeError("expected paths after --data: files, folders or globs")
-    return rest, paths
+    return remaining, paths
 
 
 def _value_of(name: str, flags: Sequence[str]) -> str:
     """Return the last value of a flag; empty if it is missing."""
     value = ""
-    for flag, following in zip(flags, [*flags[1:], ""]):
+    for flag, next_flag in zip(flags, [*flags[1:], ""]):
         if flag == name:
-            value = following
+            value = next_flag
         elif flag.startswith(f"{name}="):
             value = flag.partition("=")[2]
     return value
 
 
-def _in_words(value: Any) -> bool:
-    """Return True if flags can express a value: a configuration, not a loader, a list of batches or an
-    array."""
+def _is_expressible(value: Any) -> bool:
+    """Return True if flags can express a value, such as a configuration; False for a loader, a list of batches
+    or an array."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         saved = [field.name for field in dataclasses.fields(value) if field.metadata.get("saved", True)]
-        return all(_in_words(getattr(value, name)) for name in saved)
+        return all(_is_expressible(getattr(value, name)) for name in saved)
     if isinstance(value, tuple):
-        return all(map(_in_words, value))
+        return all(map(_is_expressible, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _joined(flags: Sequence[str]) -> list[str]:
-    """Replace `--mesh auto`, in one word or two, by the flag that it stands for.
+def _expand_mesh_auto(flags: Sequence[str]) -> list[str]:
+    """Replace `--mesh auto` and `--mesh=auto` by `--mesh.auto`.
 
-    >>> _joined(["--mesh", "auto", "--seed", "1"])
+    >>> _expand_mesh_auto(["--mesh", "auto", "--seed", "1"])
     ['--mesh.auto', '--seed', '1']
     """
     joined: list[str] = []

@@ -3,8 +3,8 @@ process that is aborted.
 
     python -I -S pass_lines.py HELD PART...
 
-HELD: "" forwards each line immediately. Otherwise all lines wait for the end, and none is forwarded if the
-last one is HELD.
+HELD: "" forwards each line immediately. Otherwise all lines are held until the end of the input, and dropped
+if the last line is HELD.
 PART: Fragment of the lines to drop.
 """  # fmt: skip
 

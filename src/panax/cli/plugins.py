@@ -39,62 +39,65 @@ LAST_WORDS_SECONDS = 2.0
 
 @contextlib.contextmanager
 def suppress_plugin_warnings(*, if_failed: bool = True) -> Iterator[None]:
-    """Filter those lines from standard error while plugins are loaded.
+    """Filter the error lines of absent devices' plugins from standard error while plugins are loaded.
 
-    They are written by C libraries, without Python. Another process forwards the lines, so that a library's
-    output before an abort is not lost with this process.
+    C libraries write these lines directly to the descriptor. Another process forwards the other lines, so that
+    a library's output before an abort is not lost with this process.
 
     Args:
         if_failed: True to forward the other lines even if an exception ends the context, with a sufficient
             message of its own.
     """
     try:
-        place = sys.stderr.fileno()
-        kept = os.dup(place)
+        descriptor = sys.stderr.fileno()
+        saved_stderr = os.dup(descriptor)
     except (OSError, ValueError, AttributeError):  # standard error is missing, or is not a file
         yield
         return
-    held = b"" if if_failed else f"panax: end of the output to suppress {secrets.token_hex(8)}\n".encode()
-    command = [sys.executable, "-I", "-S", pass_lines.__file__, held.decode().strip(), *HARMLESS_LINES]
+    end_marker = b"" if if_failed else f"panax: end of the output to suppress {secrets.token_hex(8)}\n".encode()
+    command = [sys.executable, "-I", "-S", pass_lines.__file__, end_marker.decode().strip(), *HARMLESS_LINES]
     sys.stderr.flush()
     try:
         # In a separate session: Ctrl-C is for this process.
-        passing = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=kept, stderr=kept, start_new_session=True)
+        forwarder = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=saved_stderr, stderr=saved_stderr, start_new_session=True
+        )
     except OSError:  # no more processes may be started here
-        os.close(kept)
+        os.close(saved_stderr)
         yield
         return
-    assert passing.stdin is not None
-    os.dup2(passing.stdin.fileno(), place)
-    passing.stdin.close()
+    assert forwarder.stdin is not None
+    os.dup2(forwarder.stdin.fileno(), descriptor)
+    forwarder.stdin.close()
     try:
         yield
     except BaseException:
         sys.stderr.flush()
-        os.write(place, held)
+        os.write(descriptor, end_marker)
         raise
     finally:
         sys.stderr.flush()
-        os.dup2(kept, place)
-        os.close(kept)
+        os.dup2(saved_stderr, descriptor)
+        os.close(saved_stderr)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            passing.wait(LAST_WORDS_SECONDS)
+            forwarder.wait(LAST_WORDS_SECONDS)
 
 
 def start_jax() -> None:
-    """Make JAX find its devices now, quietly; a recipe that joins several processes must have done so before.
+    """Initialize JAX's devices, without plugins' warnings; a recipe that joins several processes must join
+    before.
 
     Raises:
-        RecipeError: A platform in `JAX_PLATFORMS` has no device here.
+        RecipeError: A platform in `JAX_PLATFORMS` has no device on this machine.
     """
     import jax
 
-    asked = os.environ.get("JAX_PLATFORMS", "")
+    platforms = os.environ.get("JAX_PLATFORMS", "")
     try:
-        with suppress_plugin_warnings(if_failed=not asked):
+        with suppress_plugin_warnings(if_failed=not platforms):
             jax.devices()
     except Exception as error:
-        if not asked:
+        if not platforms:
             raise
         first, _, _ = str(error).partition("\n")
         if "gloo" in first and "rv == 0" in first:
@@ -104,7 +107,7 @@ def start_jax() -> None:
             ) from error
         reason = f": {first}" if first else ""
         raise RecipeError(
-            f"JAX_PLATFORMS={asked} asks for a device that JAX does not find here; unset it, or set it to cpu{reason}"
+            f"JAX_PLATFORMS={platforms} asks for a device that JAX does not find here; unset it, or set it to cpu{reason}"
         ) from error
 
 

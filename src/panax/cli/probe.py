@@ -1,4 +1,4 @@
-"""Facts on a run that a supervisor needs before it starts it, from a separate process that may import jax and
+"""Facts about a run that its supervisor needs before the start, from a separate process that may import jax and
 the recipe.
 
     python -m panax.cli.probe RECIPE [flags of panax train]

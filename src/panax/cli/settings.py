@@ -24,9 +24,9 @@ def read_settings(base: Experiment, flags: Sequence[str], prog: str) -> Experime
     Raises:
         RecipeError: A flag is unknown, lacks its value, or has an invalid one.
     """
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             experiment, unknown = tyro.cli(
                 Experiment,
                 default=base,
@@ -36,17 +36,17 @@ def read_settings(base: Experiment, flags: Sequence[str], prog: str) -> Experime
                 config=(tyro.conf.AvoidSubcommands,),
                 return_unknown_args=True,
             )
-    except SystemExit as ended:
-        if not ended.code:
+    except SystemExit as error:
+        if not error.code:
             raise
-        raise _refused(_sentence(said.getvalue()), prog) from None
+        raise _refused(_sentence(stderr.getvalue()), prog) from None
     if unknown:
         raise _refused(_of_unknown(unknown, base), prog)
     return experiment
 
 
-def _refused(said: str, prog: str) -> RecipeError:
-    return RecipeError(f"{said}{'' if said.endswith('?') else ';'} `{prog} --help` lists all settings")
+def _refused(sentence: str, prog: str) -> RecipeError:
+    return RecipeError(f"{sentence}{'' if sentence.endswith('?') else ';'} `{prog} --help` lists all settings")
 
 
 def flag_names(value: Any, prefix: str = "--") -> Iterator[str]:
@@ -94,7 +94,7 @@ def _is_value(value: Any) -> bool:
 
 
 def _sentence(box: str) -> str:
-    """Return the text of a box, without its title and the settings that it repeats below a line."""
+    """Return the message in one of tyro's boxes, without the title and the list of settings below its line."""
     lines = [line.strip() for line in box.splitlines() if line.strip()]
     # With box-drawing characters, or without them, if a terminal lacks them: then a line is below the title
     # too.
@@ -104,5 +104,5 @@ def _sentence(box: str) -> str:
             parts.append([])
         elif not line.startswith(("╭", "╰")):
             parts[-1].append(line.strip(_BOX).strip())
-    said = parts[0] if lines and lines[0].startswith("╭") else parts[1] if len(parts) > 1 else parts[0]
-    return " ".join(said).rstrip(".") or "a flag can't be read"
+    part = parts[0] if lines and lines[0].startswith("╭") else parts[1] if len(parts) > 1 else parts[0]
+    return " ".join(part).rstrip(".") or "a flag can't be read"

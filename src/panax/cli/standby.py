@@ -2,7 +2,7 @@
 
     python -m panax.cli.standby
 
-It touches no device before, and ends silently if it is never needed.
+Until then it initializes no device; it ends silently if it is never needed.
 """  # fmt: skip
 
 import importlib
@@ -44,13 +44,13 @@ def main() -> int:
 
 
 def receive_order() -> dict[str, Any] | None:
-    """Read the agent's order; None if it has no use for this process."""
+    """Read the agent's order; None if the agent does not need this process."""
     line = b""
     while not line.endswith(b"\n"):
-        more = os.read(0, 1 << 16)
-        if not more:
+        chunk = os.read(0, 1 << 16)
+        if not chunk:
             return None
-        line += more
+        line += chunk
     return parse_order(line)
 
 
@@ -64,11 +64,11 @@ def become(order: Mapping[str, Any]) -> None:
 
 def _redirect(log: str) -> None:
     """Redirect all output to the log, and standard input to the null device."""
-    nothing, said = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    os.dup2(nothing, 0)
+    null, log_file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(null, 0)
     for number in (1, 2):
-        os.dup2(said, number)
-    for number in (nothing, said):
+        os.dup2(log_file, number)
+    for number in (null, log_file):
         os.close(number)
 
 

@@ -14,7 +14,7 @@ def print_escaped(text: str) -> None:
 
 
 def read_last_lines(path: Path, count: int) -> tuple[list[str], int]:
-    """Return (the last lines of a file, its length); only its end is read, at most `MOST_TAIL_BYTES`."""
+    """Return the last lines of a file and its length; at most `MOST_TAIL_BYTES` at its end are read."""
     if not path.is_file():
         return [], 0
     with open(path, "rb") as file:
@@ -28,12 +28,13 @@ def read_last_lines(path: Path, count: int) -> tuple[list[str], int]:
     return data.decode(errors="replace").splitlines()[-count:], size
 
 
-def follow(path: Path, seen: int, process: int | None, *, last: bool) -> int:
-    """Print new lines of a file; with `last`, also an incomplete last line."""
-    mark = "" if process is None else f"{process}| "
-    while path.is_file() and path.stat().st_size > seen:
+def follow(path: Path, offset: int, process: int | None, *, last: bool) -> int:
+    """Print the lines of a file after byte `offset`, with `last` also an incomplete last line; return the new
+    offset."""
+    prefix = "" if process is None else f"{process}| "
+    while path.is_file() and path.stat().st_size > offset:
         with open(path, "rb") as file:
-            file.seek(seen)
+            file.seek(offset)
             data = file.read(MOST_TAIL_BYTES)
         new_bytes = data[: data.rfind(b"\n") + 1]
         if not new_bytes and (last or len(data) == MOST_TAIL_BYTES):
@@ -41,6 +42,6 @@ def follow(path: Path, seen: int, process: int | None, *, last: bool) -> int:
         if not new_bytes:
             break
         for line in new_bytes.decode(errors="replace").splitlines():
-            print(f"{mark}{make_printable(line)}")
-        seen += len(new_bytes)
-    return seen
+            print(f"{prefix}{make_printable(line)}")
+        offset += len(new_bytes)
+    return offset

@@ -1,7 +1,7 @@
 """Launching of a job's processes on one machine or many, their supervision, and their restarts: a supervisor,
 agents, engines.
 
-Nothing here imports jax: it runs in the workers.
+No module of this package imports jax, which only workers need.
 """
 
 from ..core.lazy import lazy_getattr

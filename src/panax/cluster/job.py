@@ -31,7 +31,7 @@ class RestartPolicy:
         backoff_seconds: Delay of a restart after a failure without progress; doubled each time, up to a
             minute.
         stall_seconds: Time without a step, a batch or a change of phase until a worker counts as hanging.
-        start_seconds: The same before the first step, when compiling may take long.
+        start_seconds: The same limit before the first step, when compiling may take long.
         agents_seconds: Time for the engine's nodes to connect, once it has granted them.
         replace_seconds: Time for a lost node to return, until the job continues without it.
         min_nodes: Minimum number of nodes to continue with.
@@ -118,7 +118,7 @@ class Job:
         port: Port of JAX's coordinator; None: any free port.
         program: Command that each worker runs with the arguments.
         spare: Command of a standby worker for a restart; empty for none. It must be able to become `program`.
-        submission: Identifies this job among others of its folder, if an engine may start it again.
+        submission: Id of this job among the jobs of its folder, if an engine may start it again.
     """
 
     arguments: tuple[str, ...]
@@ -147,15 +147,15 @@ class Job:
                 f"number of processes; --processes is the number in all"
             )
 
-    def command(self, *, begun: bool = False, layout: Sequence[str] = ()) -> list[str]:
+    def command(self, *, has_begun: bool = False, layout: Sequence[str] = ()) -> list[str]:
         """Return the command of a worker.
 
         Args:
-            begun: This job has already set aside an earlier run's files: when started again, it resumes from
-                its checkpoints.
+            has_begun: True if this job has already moved an earlier run's files away: when started again, it
+                resumes from its checkpoints.
             layout: Flags that replace the job's layout flags.
         """
-        arguments = [each for each in self.arguments if not (begun and each in FIRST_START_FLAGS)]
+        arguments = [each for each in self.arguments if not (has_begun and each in FIRST_START_FLAGS)]
         return [*self.program, *(_without_layout(arguments) if layout else arguments), *layout]
 
     @property
@@ -195,19 +195,19 @@ def _without_layout(arguments: Sequence[str]) -> list[str]:
     >>> _without_layout(["gpt2", "--mesh.fsdp", "-1", "--step.micro-batches=2", "--fresh", "--mesh", "auto", "--seed", "3"])
     ['gpt2', '--fresh', '--seed', '3']
     """
-    kept, of_layout = [], False
+    remaining, is_layout_value = [], False
     for each in arguments:
         if each.startswith("--"):
             flag, equals, _ = each.partition("=")
-            of_layout = _OF_LAYOUT.fullmatch(flag) is not None
-            if not of_layout:
-                kept.append(each)
-            of_layout = of_layout and not equals
-        elif not of_layout:
-            kept.append(each)
+            is_layout_value = _OF_LAYOUT.fullmatch(flag) is not None
+            if not is_layout_value:
+                remaining.append(each)
+            is_layout_value = is_layout_value and not equals
+        elif not is_layout_value:
+            remaining.append(each)
         else:
-            of_layout = False
-    return kept
+            is_layout_value = False
+    return remaining
 
 
 ALLOWED_VARIABLES = (
@@ -233,6 +233,6 @@ ALLOWED_VARIABLES = (
 
 
 def filter_environment(environment: dict[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that may be shown."""
+    """Return the variables that may be displayed."""
     environment = dict(os.environ) if environment is None else environment
     return {name: environment[name] for name in ALLOWED_VARIABLES if name in environment}

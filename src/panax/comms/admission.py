@@ -57,7 +57,7 @@ def parse_update(data: bytes) -> Update:
     header.
 
     Raises:
-        ValueError: The file is truncated, damaged, or something else.
+        ValueError: The file is truncated, damaged, or not an update.
     """
     size = read_number(data, 0, "<Q")
     if not 0 < size <= min(len(data) - 8, _MOST_HEADER_BYTES):

@@ -77,7 +77,7 @@ class DelayedGradient(eqx.Module):
 
         Args:
             terms: This step's gradients.
-            teaches: Whether this step's batch may change the parameters.
+            teaches: True if this step's batch may change the parameters.
             before: Trainable parameters before the update.
             params: Parameters after it.
         """

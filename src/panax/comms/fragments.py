@@ -1,8 +1,8 @@
 """Partition of the parameters into fragments that are synchronized at different steps (streaming DiLoCo).
 
-Each fragment is synchronized once in `local_steps` steps, and their turns are spread over these, so that at
-most one fragment is sent at once. A fragment consists of every n-th layer of the layer stacks, for n
-fragments; other arrays are assigned whole, balanced by size.
+Each fragment is synchronized once in `local_steps` steps. The synchronizations are spread over these steps, so
+that at most one fragment is sent at once. A fragment consists of every n-th layer of the layer stacks, for n
+fragments; other arrays are not divided, and are assigned so that fragments have similar sizes.
 
 Source: arXiv:2501.18512.
 """
@@ -30,7 +30,7 @@ class OuterSync:
     Attributes:
         sent_fragments: Fragments for which an outer step is taken.
         received_fragments: Fragments for which each replica adopts the result.
-        is_full: True to adopt it unmixed, regardless of `mixing`, at the final synchronization.
+        is_full: True to adopt the result unmixed, regardless of `mixing`, at the final synchronization.
     """
 
     sent_fragments: tuple[int, ...]
@@ -78,7 +78,7 @@ def assign_fragments(
         count: Number of fragments.
     """
     fragments: tuple[dict[str, FragmentSlice], ...] = tuple({} for _ in range(count))
-    held = [0] * count
+    fragment_sizes = [0] * count
     unsplit_sizes: dict[str, int] = {}
     for name, (shape, axes) in parameters.items():
         stacked = bool(axes) and axes[0] == axis_for_role(Role.LAYERS) and not layout.storage(axes, shape)[0]
@@ -88,7 +88,7 @@ def assign_fragments(
         else:
             unsplit_sizes[name] = math.prod(shape)
     for name in sorted(unsplit_sizes, key=lambda name: (-unsplit_sizes[name], name)):
-        least = min(range(count), key=lambda fragment: (held[fragment], fragment))
+        least = min(range(count), key=lambda fragment: (fragment_sizes[fragment], fragment))
         fragments[least][name] = None
-        held[least] += unsplit_sizes[name]
+        fragment_sizes[least] += unsplit_sizes[name]
     return fragments

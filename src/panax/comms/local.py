@@ -69,19 +69,19 @@ def check_local_steps(comms: Comms, layout: Layout, task: Task, model_state: Any
     """Check that the mesh and the task support replicas that train separately.
 
     Raises:
-        RecipeError: They do not; the message names the setting to change.
+        RecipeError: The mesh or the task does not; the message names the setting to change.
     """
-    asked = f"comms.local_steps={comms.local_steps}"
+    setting = f"comms.local_steps={comms.local_steps}"
     if layout.sizes[REPLICA] == 1:
-        raise RecipeError(f"{asked} has no effect: the mesh has replica=1; set mesh.replica, or remove comms")
+        raise RecipeError(f"{setting} has no effect: the mesh has replica=1; set mesh.replica, or remove comms")
     if not task.names_axes:
         raise RecipeError(
-            f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program over all replicas; remove "
+            f"{setting}: {type(task).__name__} names no axes, so XLA partitions its program over all replicas; remove "
             f"comms"
         )
     if jax.tree.leaves(model_state):
         raise RecipeError(
-            f"{asked}: {type(task).__name__} has state in addition to its parameters, on which replicas would not "
+            f"{setting}: {type(task).__name__} has state in addition to its parameters, on which replicas would not "
             f"agree; set comms.local_steps=1"
         )
 
@@ -115,12 +115,11 @@ def sync_replicas(
         for (name, leaf, leaf_axes), keep in zip(pair_axes(params, axes), jax.tree.leaves(trainable))
         if keep
     }
-    # `sent` and `received` list (parameter name, layers); `keeps` is the weight of a replica's own parameters
-    # in the mix.
+    # `sent` and `received` list (parameter name, layers); `mixing` is the weight of a replica's own parameters.
     fragments = assign_fragments(named, layout, comms.fragments)
-    sent = [(name, piece) for fragment in sync.sent_fragments for name, piece in fragments[fragment].items()]
-    received = [(name, piece) for fragment in sync.received_fragments for name, piece in fragments[fragment].items()]
-    keeps = 0.0 if sync.is_full or not comms.overlap_steps else comms.mixing
+    sent = [(name, layers) for fragment in sync.sent_fragments for name, layers in fragments[fragment].items()]
+    received = [(name, layers) for fragment in sync.received_fragments for name, layers in fragments[fragment].items()]
+    mixing = 0.0 if sync.is_full or not comms.overlap_steps else comms.mixing
 
     def summed(
         terms: dict[str, jax.Array], owed: dict[str, jax.Array] | None, step: jax.Array
@@ -130,10 +129,10 @@ def sync_replicas(
             if comms.compress:
                 ways = compressed_views({name: (x.shape, named[name][1]) for name, x in terms.items()}, comms, layout)
                 residuals = None if owed is None else {name: owed[name] for name in ways}
-                sums, left = reduce_compressed(
+                sums, new_residuals = reduce_compressed(
                     {name: terms[name] for name in ways}, ways, residuals, comms, layout, step
                 )
-                owed = None if left is None else dict(left)
+                owed = None if new_residuals is None else dict(new_residuals)
             return sums | {name: all_reduce(x, (REPLICA,)) for name, x in terms.items() if name not in sums}, owed
 
     def local(
@@ -143,59 +142,66 @@ def sync_replicas(
         owed: Residuals,
         step: jax.Array,
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, jax.Array], Residuals]:
-        after, apart, moved = dict(params), dict(replica_params), dict(momentum)
-        left = None if owed is None else dict(owed)
+        after, new_replica_params, moved = dict(params), dict(replica_params), dict(momentum)
+        new_residuals = None if owed is None else dict(owed)
         # One fragment at a time, since an array's layers may belong to several fragments.
         for fragment in sync.sent_fragments:
             pieces = fragments[fragment]
             terms = {
                 name: assert_sharding(
                     (
-                        _part(after[name], piece).astype(jnp.float32)
-                        - _part(replica_params[name][0], piece).astype(jnp.float32)
+                        _part(after[name], layers).astype(jnp.float32)
+                        - _part(replica_params[name][0], layers).astype(jnp.float32)
                     )
                     / count,
                     {REPLICA: ValueState.PARTIAL},
                 )
-                for name, piece in pieces.items()
+                for name, layers in pieces.items()
             }
             before = None
-            if left is not None:
-                before = {name: _part(left[name][0], piece)[None] for name, piece in pieces.items() if name in left}
-            sums, owing = summed(terms, before, step)
+            if new_residuals is not None:
+                before = {
+                    name: _part(new_residuals[name][0], layers)[None]
+                    for name, layers in pieces.items()
+                    if name in new_residuals
+                }
+            sums, sent_residuals = summed(terms, before, step)
             # SGD with Nesterov momentum, in float32.
             for name, gradient in sums.items():
-                piece, w = pieces[name], _part(after[name], pieces[name])
-                speed = comms.outer_momentum * _part(moved[name], piece) + gradient
+                layers, w = pieces[name], _part(after[name], pieces[name])
+                speed = comms.outer_momentum * _part(moved[name], layers) + gradient
                 change = comms.outer_rate * (gradient + comms.outer_momentum * speed)
-                moved[name] = _with_part(moved[name], piece, speed)
-                after[name] = _with_part(after[name], piece, (w.astype(jnp.float32) - change).astype(w.dtype))
-            if left is not None and owing is not None:
-                for name, one in owing.items():
-                    left[name] = _with_part(left[name][0], pieces[name], one[0])[None]
+                moved[name] = _with_part(moved[name], layers, speed)
+                after[name] = _with_part(after[name], layers, (w.astype(jnp.float32) - change).astype(w.dtype))
+            if new_residuals is not None and sent_residuals is not None:
+                for name, one in sent_residuals.items():
+                    new_residuals[name] = _with_part(new_residuals[name][0], pieces[name], one[0])[None]
         # Adopt the result, mixed with the replica's own parameters.
-        for name, piece in received:
-            w, mine = _part(after[name], piece), _part(replica_params[name][0], piece)
-            if keeps:
-                wide = keeps * mine.astype(jnp.float32) + (1 - keeps) * w.astype(jnp.float32)
+        for name, layers in received:
+            w, mine = _part(after[name], layers), _part(replica_params[name][0], layers)
+            if mixing:
+                wide = mixing * mine.astype(jnp.float32) + (1 - mixing) * w.astype(jnp.float32)
                 w = wide.astype(w.dtype)
-            apart[name] = _with_part(apart[name][0], piece, w)[None]
-        return after, apart, moved, left
+            new_replica_params[name] = _with_part(new_replica_params[name][0], layers, w)[None]
+        return after, new_replica_params, moved, new_residuals
 
     # Run on local shards, only for parameters in a fragment that is sent or adopted now.
-    rests = {
+    specs = {
         name: PartitionSpec(*partition_entries(layout.storage(leaf_axes))) for name, (_, leaf_axes) in named.items()
     }
     used = {name for name, _ in (*sent, *received)}
-    rests = {name: spec for name, spec in rests.items() if name in used}
-    apart = {name: PartitionSpec(REPLICA, *spec) for name, spec in rests.items()}
-    debts = None if owed is None else {name: x for name, x in owed.items() if name in used}
-    lies = None if debts is None else {name: apart[name] for name in debts}
+    specs = {name: spec for name, spec in specs.items() if name in used}
+    replica_specs = {name: PartitionSpec(REPLICA, *spec) for name, spec in specs.items()}
+    used_residuals = None if owed is None else {name: x for name, x in owed.items() if name in used}
+    residual_specs = None if used_residuals is None else {name: replica_specs[name] for name in used_residuals}
     flat, replica_params = _named(params, trainable), _named(replicas.params, trainable)
-    arguments = [{name: tree[name] for name in rests} for tree in (flat, replica_params, replicas.momentum)]
-    after, mine, moved, debts = map_over_shards(
-        local, layout, (rests, apart, rests, lies, PartitionSpec()), (rests, apart, rests, lies)
-    )(*arguments, debts, step)
+    arguments = [{name: tree[name] for name in specs} for tree in (flat, replica_params, replicas.momentum)]
+    after, mine, moved, used_residuals = map_over_shards(
+        local,
+        layout,
+        (specs, replica_specs, specs, residual_specs, PartitionSpec()),
+        (specs, replica_specs, specs, residual_specs),
+    )(*arguments, used_residuals, step)
     return OuterState(
         _put_back(params, trainable, flat | after),
         Replicas(
@@ -203,16 +209,16 @@ def sync_replicas(
             replicas.guard,
             {**replicas.momentum, **moved},
         ),
-        None if owed is None else {**owed, **(debts or {})},
+        None if owed is None else {**owed, **(used_residuals or {})},
     )
 
 
-def _part(x: jax.Array, piece: FragmentSlice) -> jax.Array:
-    return x if piece is None else x[piece]
+def _part(x: jax.Array, layers: FragmentSlice) -> jax.Array:
+    return x if layers is None else x[layers]
 
 
-def _with_part(x: jax.Array, piece: FragmentSlice, value: jax.Array) -> jax.Array:
-    return value if piece is None else x.at[piece].set(value)
+def _with_part(x: jax.Array, layers: FragmentSlice, value: jax.Array) -> jax.Array:
+    return value if layers is None else x.at[layers].set(value)
 
 
 def _named(tree: Any, trainable: Any) -> dict[str, jax.Array]:

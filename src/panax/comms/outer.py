@@ -67,7 +67,7 @@ class GroupUpdate(NamedTuple):
             like: Names, dtypes and shapes of the parameters.
 
         Raises:
-            KeyError, ValueError: The arrays are something else.
+            KeyError, ValueError: The arrays are not the state of a round with these parameters.
         """
         params = {name: _typed(arrays[f"params/{name}"], x.dtype).reshape(x.shape) for name, x in like.items()}
         return cls(
@@ -105,7 +105,7 @@ def decode_update(
     """Decode a received update.
 
     Raises:
-        KeyError, ValueError: It is not of these parameters.
+        KeyError, ValueError: The update is not of these parameters.
     """
     decoded = {}
     for name, x in like.items():

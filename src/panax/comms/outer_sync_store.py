@@ -11,8 +11,8 @@ all depend on.
 An island writes its update and waits until all expected islands have done so, or until a timeout. It then
 tries to create `members.json` with the islands that are present and have valid updates
 (`comms/admission.py`); the store lets exactly one island succeed. Every island performs the same outer step
-with the same arithmetic on the same bytes, so all hold bitwise equal parameters afterwards, without sending
-these. An excluded island adopts the result, and is waited for again once it announces itself.
+with the same arithmetic on the same bytes, so that parameters are bitwise equal afterwards without being sent.
+An excluded island adopts the result; the others wait for it again once it announces itself.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Member:
 
     Attributes:
         digest: Digest of the bytes of its update.
-        base: Digest of the parameters that it started from.
+        base: Digest of the parameters that the island started from.
         norm: Norm of its update.
     """
 
@@ -78,10 +78,10 @@ class OuterRound:
 
     @classmethod
     def from_json(cls, data: bytes, count: int) -> "OuterRound":
-        """Parse the output of `text`.
+        """Parse the output of `to_json`.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The data is not a round.
         """
         raw = json_reader.parse_as(dict, data, max_bytes=_MOST_BYTES)
         try:
@@ -134,14 +134,14 @@ class OuterSyncStore:
             fresh: True if the run starts over, so there must be no rounds yet.
 
         Raises:
-            CheckpointError: It belongs to another run, or to an earlier start of this one.
+            CheckpointError: The storage belongs to another run, or to an earlier start of this run.
         """
-        wanted = json.dumps({"format": 1, "run": identity, "islands": self._islands.count}, sort_keys=True)
-        if not self._store.create(PLACE, wanted.encode()):
+        expected = json.dumps({"format": 1, "run": identity, "islands": self._islands.count}, sort_keys=True)
+        if not self._store.create(PLACE, expected.encode()):
             owner = self._store.read(PLACE).decode(errors="replace")
-            if owner != wanted:
+            if owner != expected:
                 raise CheckpointError(
-                    f"{self._store.url} is where another run's islands meet ({owner[:200]}; this is {wanted}); set "
+                    f"{self._store.url} is used by another run's islands ({owner[:200]}; this is {expected}); set "
                     "comms.islands.store to "
                     f"another location"
                 )
@@ -158,9 +158,9 @@ class OuterSyncStore:
         """
         listed = [int(name[6:]) for name in self._store.folders() if re.fullmatch(r"round_\d{8}", name)]
         number = max(
-            (one for one in {*listed, self._noted(), self._known} if one == 0 or self._there(one, MEMBERS)), default=0
+            (one for one in {*listed, self._noted(), self._known} if one == 0 or self._exists(one, MEMBERS)), default=0
         )
-        while self._there(number + 1, MEMBERS):
+        while self._exists(number + 1, MEMBERS):
             number += 1
         self._known = number
         return number
@@ -169,7 +169,7 @@ class OuterSyncStore:
         """Return the decision on a round; None if it is not decided yet.
 
         Raises:
-            CheckpointError: Its record is damaged.
+            CheckpointError: The round's record is damaged.
         """
         path = f"{_round(number)}/{MEMBERS}"
         try:
@@ -183,7 +183,7 @@ class OuterSyncStore:
         """Write this island's update.
 
         Args:
-            base: Digest of the parameters that it started from.
+            base: Digest of the parameters that the island started from.
         """
         about = {"base": base, "index": str(self._islands.index), "digest": compute_digest(arrays)}
         self._store.write(_from(number, self._islands.index), [save(dict(arrays), metadata=about)])
@@ -194,7 +194,7 @@ class OuterSyncStore:
 
         Args:
             base: Digest of the parameters that this island started from.
-            norm: Returns the norm of an update as sent; raises KeyError or ValueError if it is not of this
+            norm: Returns the norm of an update as sent; raises KeyError or ValueError for the update of another
                 model.
 
         Raises:
@@ -209,7 +209,7 @@ class OuterSyncStore:
                 return decided
             present = self._present(number)
             if expected <= present or self._clock() >= until or self._hurry():
-                decided = self._judged(number, base, present, norm)
+                decided = self._evaluate_updates(number, base, present, norm)
                 if self._store.create(f"{_round(number)}/{MEMBERS}", decided.to_json()):
                     self._store.write(NEWEST, [json.dumps({"round": number}).encode()])
                     return decided
@@ -220,7 +220,7 @@ class OuterSyncStore:
         """Return a member's update.
 
         Raises:
-            ObjectNotFoundError: It no longer exists.
+            ObjectNotFoundError: The update no longer exists.
             ValueError: The bytes differ from those that the round was decided on.
         """
         kept = self._updates.get((number, member.index))
@@ -251,7 +251,7 @@ class OuterSyncStore:
         """Return the result of a round, if it has been written.
 
         Raises:
-            ValueError: It is damaged.
+            ValueError: The result is damaged.
         """
         try:
             return parse_update(self._store.read(f"{_round(number)}/{AGREED}")).arrays
@@ -292,9 +292,9 @@ class OuterSyncStore:
 
     def _present(self, number: int) -> set[int]:
         """Return the islands that have written an update; each file is looked up by name."""
-        return {index for index in range(self._islands.count) if self._there(number, f"from_{index}.safetensors")}
+        return {index for index in range(self._islands.count) if self._exists(number, f"from_{index}.safetensors")}
 
-    def _there(self, number: int, name: str) -> bool:
+    def _exists(self, number: int, name: str) -> bool:
         try:
             self._store.read(f"{_round(number)}/{name}", 0, 1)
         except ObjectNotFoundError:
@@ -303,20 +303,24 @@ class OuterSyncStore:
             return True
         return True
 
-    def _judged(self, number: int, base: str, present: set[int], norm: Callable[[Arrays], float]) -> OuterRound:
+    def _evaluate_updates(
+        self, number: int, base: str, present: set[int], norm: Callable[[Arrays], float]
+    ) -> OuterRound:
         """Return a round of the islands with valid updates."""
         self._updates, norms, left_out = {}, {}, {}
         for index in sorted(present):
             try:
                 update = parse_update(self._store.read(_from(number, index)))
                 if update.base != base:
-                    raise ValueError("it began from other numbers, and has to take over what was agreed on")
+                    raise ValueError(
+                        "it started from other parameters, and must first adopt the result of the last round"
+                    )
                 norms[index] = norm(update.arrays)
             except ObjectNotFoundError:
                 continue
             except (KeyError, ValueError) as error:
-                lacking = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-                left_out[index] = lacking[:_MOST_WHY]
+                reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+                left_out[index] = reason[:_MOST_WHY]
             else:
                 self._updates[number, index] = update
         left_out |= find_outliers(norms, self._norms_before(number))
@@ -328,12 +332,12 @@ class OuterSyncStore:
         return OuterRound(members, base, self._islands.index, left_out)
 
     def _norms_before(self, number: int) -> list[float]:
-        found = []
+        norms = []
         for earlier in range(max(1, number - ROUNDS_KEPT), number):
             with contextlib.suppress(CheckpointError):
                 decided = self.read_round(earlier)
-                found += [member.norm for member in decided.members] if decided else []
-        return found
+                norms += [member.norm for member in decided.members] if decided else []
+        return norms
 
 
 def average_updates(moved: Sequence[Arrays]) -> dict[str, npt.NDArray[np.float32]]:

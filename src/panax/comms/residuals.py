@@ -32,21 +32,21 @@ def check_mesh(
         parameters: Trainable parameters, name to (shape, logical axes).
 
     Raises:
-        RecipeError: They do not; the message names the setting to change.
+        RecipeError: The mesh or the task does not; the message names the setting to change.
     """
-    asked = comms.active_setting
+    setting = comms.active_setting
     if not task.names_axes:
         raise RecipeError(
-            f"{asked}: {type(task).__name__} names no axes, so XLA partitions its program and reduces its gradients; "
+            f"{setting}: {type(task).__name__} names no axes, so XLA partitions its program and reduces its gradients; "
             f"remove comms"
         )
     if comms.over == (AUTO,):
         raise RecipeError(
-            f'{asked}: comms.over="auto" is resolved by `panax train`, `fit` and `compile_step`; name the axes here'
+            f'{setting}: comms.over="auto" is resolved by `panax train`, `fit` and `compile_step`; name the axes here'
         )
     if math.prod(layout.sizes[axis] for axis in comms.over) == 1:
         raise RecipeError(
-            f"{asked} has no effect: the mesh has {' and '.join(f'{axis}=1' for axis in comms.over)}; set "
+            f"{setting} has no effect: the mesh has {' and '.join(f'{axis}=1' for axis in comms.over)}; set "
             f"mesh.{comms.over[0]}, name other axes in comms.over, or remove comms"
         )
     for name, (shape, axes) in parameters.items():
@@ -57,9 +57,9 @@ def check_mesh(
                     f"comms.over: {name} is sharded over {axis}, so its gradient is reduce-scattered there in the "
                     f"backward pass, not reduced once per step; remove {axis} from comms.over"
                 )
-    if comms.compress and not _cut(comms, parameters, layout):
+    if comms.compress and not _row_views(comms, parameters, layout):
         raise RecipeError(
-            f"{asked} has no effect: no parameter is large and regular enough to be cut into quantization "
+            f"{setting} has no effect: no parameter is large and regular enough to be cut into quantization "
             f"blocks; remove comms"
         )
 
@@ -74,7 +74,7 @@ def residual_specs(
     """
     if not comms.compress or not comms.error_feedback:
         return {}
-    cut = _cut(comms, parameters, layout)
+    cut = _row_views(comms, parameters, layout)
     front = tuple(layout.sizes[axis] for axis in comms.over)
     return {
         name: (jax.ShapeDtypeStruct((*front, *shape), jnp.float32), (*map(per_device_axis, comms.over), *axes))
@@ -83,12 +83,12 @@ def residual_specs(
     }
 
 
-def reshard_residual(owed: jax.Array, num_dims: int, replicas: tuple[int, ...]) -> jax.Array:
-    """Reshard residuals for another number of replicas: merged replicas add theirs, split ones divide it; the
-    sum is unchanged.
+def reshard_residual(residual: jax.Array, num_dims: int, replicas: tuple[int, ...]) -> jax.Array:
+    """Reshard residuals for another number of replicas: residuals of merged replicas are added, those of split
+    replicas divided; the sum is unchanged.
 
     Args:
-        owed: Residual with the replicas' dimensions leading.
+        residual: Residual with the replicas' dimensions leading.
         num_dims: Number of dimensions of the parameter.
         replicas: The new leading dimensions.
 
@@ -97,8 +97,8 @@ def reshard_residual(owed: jax.Array, num_dims: int, replicas: tuple[int, ...]) 
     >>> reshard_residual(jnp.array([[2.0]]), 1, (2,)).tolist()
     [[1.0], [1.0]]
     """
-    shape = owed.shape[owed.ndim - num_dims :]
-    flat = owed.reshape(-1, *shape)
+    shape = residual.shape[residual.ndim - num_dims :]
+    flat = residual.reshape(-1, *shape)
     before, after = flat.shape[0], math.prod(replicas)
     if before % after == 0:
         resharded = flat.reshape(after, before // after, *shape).sum(1)
@@ -109,10 +109,10 @@ def reshard_residual(owed: jax.Array, num_dims: int, replicas: tuple[int, ...]) 
     return resharded.reshape(*replicas, *shape)
 
 
-def _cut(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout) -> RowViews:
+def _row_views(comms: Comms, parameters: Mapping[str, tuple[tuple[int, ...], Axes]], layout: Layout) -> RowViews:
     def shard(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
-        places = layout.storage(axes)
-        return tuple(size // math.prod(layout.sizes[axis] for axis in dim) for size, dim in zip(shape, places))
+        axes_by_dim = layout.storage(axes)
+        return tuple(size // math.prod(layout.sizes[axis] for axis in dim) for size, dim in zip(shape, axes_by_dim))
 
     return compressed_views(
         {name: (shard(shape, axes), axes) for name, (shape, axes) in parameters.items()}, comms, layout

@@ -53,11 +53,11 @@ class RowView:
             axes: The array's logical axes.
             owners: Number of replicas.
         """
-        boxes = quant_blocks(shape, axes, layout)
-        if boxes is None:
+        blocks = quant_blocks(shape, axes, layout)
+        if blocks is None:
             return None
-        along = choose_dealt_dim(boxes.global_shape, boxes.block_shape, axes)
-        return cls(name, shape, layout.storage(axes), boxes.local_block_shape, along, owners)
+        dealt_dim = choose_dealt_dim(blocks.global_shape, blocks.block_shape, axes)
+        return cls(name, shape, layout.storage(axes), blocks.local_block_shape, dealt_dim, owners)
 
     @property
     def row_length(self) -> int:
@@ -75,17 +75,17 @@ class RowView:
 
     @property
     def _turns(self) -> int:
-        """Number of blocks per owner along the dimension, rounded up."""
+        """Number of blocks per owner along `dealt_dim`, rounded up."""
         return -(-self._grid[self.dealt_dim] // self.owners)
 
     @property
     def _split(self) -> list[int]:
         """Shape of a padded shard, split into blocks: (blocks, side) per dimension, (turns, owners, side) for
-        `along`.
+        `dealt_dim`.
         """
         sizes = []
-        for dim, (boxes, side) in enumerate(zip(self._grid, self.block_shape)):
-            sizes += [self._turns, self.owners, side] if dim == self.dealt_dim else [boxes, side]
+        for dim, (num_blocks, side) in enumerate(zip(self._grid, self.block_shape)):
+            sizes += [self._turns, self.owners, side] if dim == self.dealt_dim else [num_blocks, side]
         return sizes
 
     @property
@@ -103,66 +103,70 @@ class RowView:
 
     def first_owner(self) -> jax.Array | int:
         """Return the owner of this device's first block."""
-        axes, boxes = self.dim_axes[self.dealt_dim], self._grid[self.dealt_dim]
-        return jax.lax.axis_index(axes) * boxes % self.owners if axes and boxes % self.owners else 0
+        axes, num_blocks = self.dim_axes[self.dealt_dim], self._grid[self.dealt_dim]
+        return jax.lax.axis_index(axes) * num_blocks % self.owners if axes and num_blocks % self.owners else 0
 
     def to_rows(self, x: Array) -> jax.Array:
         """Cut a shard into rows."""
-        lacking = self._turns * self.owners * self.block_shape[self.dealt_dim] - self.shape[self.dealt_dim]
-        if lacking:
-            x = jnp.pad(x, [(0, lacking if dim == self.dealt_dim else 0) for dim in range(x.ndim)])
+        padding = self._turns * self.owners * self.block_shape[self.dealt_dim] - self.shape[self.dealt_dim]
+        if padding:
+            x = jnp.pad(x, [(0, padding if dim == self.dealt_dim else 0) for dim in range(x.ndim)])
         rows = x.reshape(self._split).transpose(self._order).reshape(self.owners, self.rows_per_owner, self.row_length)
         return _rolled(rows, self.first_owner())
 
     def from_rows(self, rows: Array) -> jax.Array:
-        """Join rows into a shard, the inverse of `cut`."""
+        """Join rows into a shard, the inverse of `to_rows`."""
         sizes, order = self._split, self._order
         back = [order.index(dim) for dim in range(len(order))]
         x = _rolled(rows, -self.first_owner()).reshape([sizes[dim] for dim in order]).transpose(back)
-        x = x.reshape([self._filled(dim) for dim in range(len(self.shape))])
+        x = x.reshape([self._padded_size(dim) for dim in range(len(self.shape))])
         return x[tuple(map(slice, self.shape))] if x.shape != self.shape else x
 
-    def _filled(self, dim: int) -> int:
+    def _padded_size(self, dim: int) -> int:
         return self._turns * self.owners * self.block_shape[dim] if dim == self.dealt_dim else self.shape[dim]
 
     def random_bits(
-        self, what: str, count: jax.Array, device: jax.Array | None = None
+        self, purpose: str, count: jax.Array, device: jax.Array | None = None
     ) -> UInt32[Array, "owner row number"]:
-        """Return random bits for each element, by its index in the global array, in the layout of `cut`.
+        """Return random bits for each element, by its index in the global array, in the layout of `to_rows`.
 
         Args:
-            what: A name for these bits, part of the seed.
+            purpose: A name for these bits, part of the seed.
             count: Step number, part of the seed.
             device: Part of the seed; None for the same bits on every replica.
         """
-        places = []
+        indices = []
         for dim, (size, axes) in enumerate(zip(self.shape, self.dim_axes)):
             index = jnp.arange(size, dtype=jnp.uint32)
             if axes:
                 index = index + jax.lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(size)
-            places.append(index.reshape(*(-1 if other == dim else 1 for other in range(len(self.shape)))))
-        own = [] if device is None else [device]
-        return self.to_rows(jnp.broadcast_to(element_bits(f"{self.name} {what}", count, [*own, *places]), self.shape))
+            indices.append(index.reshape(*(-1 if other == dim else 1 for other in range(len(self.shape)))))
+        device_index = [] if device is None else [device]
+        return self.to_rows(
+            jnp.broadcast_to(element_bits(f"{self.name} {purpose}", count, [*device_index, *indices]), self.shape)
+        )
 
 
-def choose_dealt_dim(shape: tuple[int, ...], box: tuple[int, ...], axes: Axes) -> int:
+def choose_dealt_dim(shape: tuple[int, ...], block_shape: tuple[int, ...], axes: Axes) -> int:
     """Return the dimension with blocks that are assigned to owners in turn.
 
-    Among dimensions that at most one mesh axis shards in storage and that have many blocks, it is the one
-    with the most blocks; if there are none, the one with the most blocks overall.
+    This is the dimension with the most blocks among those with many blocks that at most one mesh axis shards in
+    storage; without such dimensions, the one with the most blocks overall.
 
     Args:
         shape: Shape of the global array.
-        box: Shape of a block.
+        block_shape: Shape of a block.
 
     >>> choose_dealt_dim((12, 4096, 14336), (1, 8, 32), ("layer", "embed", "ffn"))
     2
     >>> choose_dealt_dim((64, 8), (1, 8), ("embed", "heads"))
     0
     """
-    boxes = [size // side for size, side in zip(shape, box)]
-    calm = [dim for dim, axis in enumerate(axes) if len(lookup_axis(axis).storage or ()) <= 1 and boxes[dim] >= MANY]
-    return max(calm or range(len(boxes)), key=lambda dim: boxes[dim])
+    num_blocks = [size // side for size, side in zip(shape, block_shape)]
+    candidates = [
+        dim for dim, axis in enumerate(axes) if len(lookup_axis(axis).storage or ()) <= 1 and num_blocks[dim] >= MANY
+    ]
+    return max(candidates or range(len(num_blocks)), key=lambda dim: num_blocks[dim])
 
 
 def _rolled(x: Array, by: jax.Array | int) -> jax.Array:

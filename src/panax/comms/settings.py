@@ -186,19 +186,19 @@ class Comms(Validated):
     def _check_islands(self) -> None:
         if self.islands.count == 1:
             return
-        asked = f"comms.islands.count={self.islands.count}"
+        setting = f"comms.islands.count={self.islands.count}"
         if self.local_steps == 1:
             raise RecipeError(
-                f"{asked}: islands meet after local steps; set comms.local_steps above 1, usually 25 to 500"
+                f"{setting}: islands synchronize after local steps; set comms.local_steps above 1, usually 25 to 500"
             )
         if self.fragments > 1 or self.overlap_steps:
             raise RecipeError(
-                f"{asked} with comms.fragments={self.fragments}, overlap_steps={self.overlap_steps}: islands agree on "
+                f"{setting} with comms.fragments={self.fragments}, overlap_steps={self.overlap_steps}: islands agree on "
                 f"all parameters at once; remove both"
             )
         if self.compress and self.error_feedback:
             raise RecipeError(
-                f"{asked} with comms.compress={self.compress!r}: an island does not store rounding errors; set "
+                f"{setting} with comms.compress={self.compress!r}: an island does not store rounding errors; set "
                 f"comms.error_feedback=False"
             )
 
@@ -216,17 +216,19 @@ class Comms(Validated):
     def _check_sums(self) -> None:
         if self.sums == "at_end":
             return
-        asked = f"comms.sums={self.sums!r}"
+        setting = f"comms.sums={self.sums!r}"
         if self.delayed or self.local_steps > 1:
             other = "delayed=True" if self.delayed else f"local_steps={self.local_steps}"
-            raise RecipeError(f"{asked} with {other}: no sum is made in this batch's backward pass; remove one of them")
+            raise RecipeError(
+                f"{setting} with {other}: no gradients are reduced in this batch's backward pass; remove one of them"
+            )
         if self.compress and self.sums == "each_micro_batch":
             raise RecipeError(
-                f"{asked} with comms.compress: rounding is owed once a step; set comms.sums to 'in_backward'"
+                f"{setting} with comms.compress: rounding errors are carried over once per step; set comms.sums to 'in_backward'"
             )
         if self.rounds_at_random:
             raise RecipeError(
-                f"{asked} with comms.rounding='stochastic', which depends on positions in whole arrays; set it to 'nearest'"
+                f"{setting} with comms.rounding='stochastic', which depends on positions in whole arrays; set it to 'nearest'"
             )
 
     @property

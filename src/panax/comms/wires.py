@@ -119,7 +119,7 @@ def register_wire(name: str, wire: Wire) -> None:
     """Register a wire format by name; registering the same one again has no effect.
 
     Raises:
-        RecipeError: Another one has that name.
+        RecipeError: Another wire format has that name.
     """
     if WIRES.setdefault(name, wire) != wire:
         raise RecipeError(f"the wire {name!r} is registered already, as {WIRES[name]}; choose another name")

@@ -2,7 +2,8 @@
 others.
 
 A program that spans several processes is compiled or read by the one with the lowest index, which sends it to
-the others by JAX's coordination service. It always does, even if it failed, so that no process waits in vain.
+the others by JAX's coordination service. After a failure it sends an empty result, so that no process waits in
+vain.
 """
 
 import dataclasses
@@ -47,7 +48,7 @@ class CompilationStats:
         hits: Programs read from disk.
         received: Programs received from another process of the job.
         misses: Programs compiled.
-        seconds: Time for all of them, including waits.
+        seconds: Time for all programs, including waits.
         longest: Programs with the longest compilations: (name, seconds).
     """
 
@@ -68,7 +69,7 @@ class _Compiler:
         self._published: set[str] = set()
         self._alike: dict[int, bool] = {}
         self._hits_of_jax = 0
-        jax.monitoring.register_event_listener(self._heard)
+        jax.monitoring.register_event_listener(self._count_cache_hit)
 
     def __call__(
         self,
@@ -86,36 +87,36 @@ class _Compiler:
             )
 
         start, name = time.perf_counter(), str(computation.operation.attributes["sym_name"]).strip('"')
-        how = _Job(self, name, backend, computation, devices, compile_options, host_callbacks, executable_devices)
-        plain = internals.is_cacheable(backend, host_callbacks)
-        key = internals.program_key(computation, devices, compile_options, backend) if plain else None
-        executable, kind = (by_jax(), "misses") if key is None else self._made(how, key, by_jax)
+        job = _Job(self, name, backend, computation, devices, compile_options, host_callbacks, executable_devices)
+        is_cacheable = internals.is_cacheable(backend, host_callbacks)
+        key = internals.program_key(computation, devices, compile_options, backend) if is_cacheable else None
+        executable, kind = (by_jax(), "misses") if key is None else self._obtain(job, key, by_jax)
         self._count(kind, name, time.perf_counter() - start)
         return executable
 
-    def _made(self, how: "_Job", key: str, by_jax: Callable[[], Any]) -> tuple[Any, str]:
-        processes = sorted({device.process_index for device in how.devices.flat})
-        client, mine = internals.coordination_client(), jax.process_index()
-        shared = client is not None and len(processes) > 1 and mine in processes
-        if shared and mine != processes[0] and self._is_alike(client, processes[0]):
-            executable, _ = self._read(how, key)
+    def _obtain(self, job: "_Job", key: str, by_jax: Callable[[], Any]) -> tuple[Any, str]:
+        processes = sorted({device.process_index for device in job.devices.flat})
+        client, process = internals.coordination_client(), jax.process_index()
+        shared = client is not None and len(processes) > 1 and process in processes
+        if shared and process != processes[0] and self._is_alike(client, processes[0]):
+            executable, _ = self._read(job, key)
             if executable is not None:
                 return executable, "hits"
-            program = self._received(client, key)
-            executable = None if program is None else self._loaded(how, program)
+            program = self._receive(client, key)
+            executable = None if program is None else self._load(job, program)
             if program is not None and executable is not None:
-                self._keep(key, program)
+                self._store(key, program)
                 return executable, "received"
-        gives, program = shared and mine == processes[0], None
+        publishes, program = shared and process == processes[0], None
         try:
-            executable, kind, program = self._own(how, key, by_jax)
+            executable, kind, program = self._read_or_compile(job, key, by_jax)
             return executable, kind
         finally:
             # Also if it failed, or came from a cache of JAX.
-            if gives:
+            if publishes:
                 self._publish(client, key, program)
 
-    def _own(self, how: "_Job", key: str, by_jax: Callable[[], Any]) -> tuple[Any, str, bytes | None]:
+    def _read_or_compile(self, job: "_Job", key: str, by_jax: Callable[[], Any]) -> tuple[Any, str, bytes | None]:
         """Read the executable from disk, or compile and store it; return it, "hits" or "misses", and its
         bytes for others.
 
@@ -130,15 +131,15 @@ class _Compiler:
                 if self._hits_of_jax == hits
                 else (executable, "hits", None)
             )
-        executable, program = self._read(how, key)
+        executable, program = self._read(job, key)
         if executable is not None:
             return executable, "hits", program
-        executable = how.compiled()
+        executable = job.compile()
         program = executable.serialize()
-        self._keep(key, program)
+        self._store(key, program)
         return executable, "misses", program
 
-    def _keep(self, key: str, program: bytes) -> None:
+    def _store(self, key: str, program: bytes) -> None:
         """Store a program on disk for the next start, unless another process of this host has done so."""
         if self.files is None or self.files.has(key):
             return
@@ -148,7 +149,7 @@ class _Compiler:
             self.say(f"warning: compiled programs are not kept any more: {error}")
             self.files = None
 
-    def _read(self, how: "_Job", key: str) -> tuple[Any, bytes | None]:
+    def _read(self, job: "_Job", key: str) -> tuple[Any, bytes | None]:
         """Read the executable on disk, and its bytes."""
         if self.files is None:
             return None, None
@@ -160,21 +161,21 @@ class _Compiler:
             self.files = None
             return None, None
         if self.files.damaged > damaged:
-            self.say(f"warning: a compiled program was damaged on disk, and is compiled again: {how.name}")
+            self.say(f"warning: a compiled program was damaged on disk, and is compiled again: {job.name}")
         if data is None:
             return None, None
         program = zlib.decompress(data)
-        executable = self._loaded(how, program)
+        executable = self._load(job, program)
         if executable is None:
             self.files.remove(key)
         return executable, program
 
-    def _loaded(self, how: "_Job", program: bytes) -> Any:
+    def _load(self, job: "_Job", program: bytes) -> Any:
         try:
-            return how.loaded(program)
+            return job.load(program)
         except Exception as error:
             reason = str(error).partition("\n")[0]
-            self.say(f"warning: {how.name} could not be loaded, and is compiled again: {reason}")
+            self.say(f"warning: {job.name} could not be loaded, and is compiled again: {reason}")
             return None
 
     # Messages between the processes of a job. Keys are written once, and read by any number of processes.
@@ -183,7 +184,7 @@ class _Compiler:
         """Return True if programs compiled by another process run here and equal those that this process
         would compile."""
         if other not in self._alike:
-            theirs = _asked(client, f"panax/kind/{other}", _WAIT_SECONDS)
+            theirs = _wait_for_value(client, f"panax/kind/{other}", _WAIT_SECONDS)
             self._alike[other] = theirs == process_fingerprint().encode()
         return self._alike[other]
 
@@ -194,7 +195,7 @@ class _Compiler:
             client.key_value_set_bytes(f"panax/kind/{jax.process_index()}", process_fingerprint().encode())
 
     def _publish(self, client: Any, key: str, program: bytes | None) -> None:
-        """Send a program to the others; with None, each compiles its own."""
+        """Send a program to the other processes; None makes each of them compile it."""
         if key in self._published:
             return
         self._published.add(key)
@@ -202,22 +203,22 @@ class _Compiler:
         parts = [data[at : at + _PART_BYTES] for at in range(0, len(data), _PART_BYTES)]
         for number, part in enumerate(parts):
             client.key_value_set_bytes(f"panax/program/{key}/{number}", part)
-        said = {"parts": len(parts), "proof": _proof(key, data)}
-        client.key_value_set_bytes(f"panax/program/{key}", json.dumps(said).encode())
+        header = {"parts": len(parts), "proof": _proof(key, data)}
+        client.key_value_set_bytes(f"panax/program/{key}", json.dumps(header).encode())
 
-    def _received(self, client: Any, key: str) -> bytes | None:
+    def _receive(self, client: Any, key: str) -> bytes | None:
         """Receive a program from another process; None if that process has none, or it did not arrive in
         time."""
-        said = _asked(client, f"panax/program/{key}", _WAIT_SECONDS)
-        if said is None:
+        header_bytes = _wait_for_value(client, f"panax/program/{key}", _WAIT_SECONDS)
+        if header_bytes is None:
             self.say(f"warning: another process did not give a program within {_WAIT_SECONDS:g} s; it is compiled here")
             return None
         try:
-            header = json_reader.parse_as(dict, said)
+            header = json_reader.parse_as(dict, header_bytes)
             count, proof = range(int(header["parts"])), str(header["proof"])
         except (ValueError, KeyError, TypeError):
             count, proof = range(0), ""
-        parts = (_asked(client, f"panax/program/{key}/{number}", 60.0) or b"" for number in count)
+        parts = (_wait_for_value(client, f"panax/program/{key}/{number}", 60.0) or b"" for number in count)
         data = b"".join(itertools.takewhile(bool, parts))
         if not hmac.compare_digest(proof.encode(), _proof(key, data).encode()):
             self.say(
@@ -226,7 +227,7 @@ class _Compiler:
             return None
         return zlib.decompress(data) if data else None
 
-    def _heard(self, event: str, **_: Any) -> None:
+    def _count_cache_hit(self, event: str, **_: Any) -> None:
         if event == "/jax/compilation_cache/cache_hits":
             self._hits_of_jax += 1
 
@@ -253,12 +254,12 @@ class _Job:
     host_callbacks: Any
     executable_devices: Any
 
-    def compiled(self) -> Any:
+    def compile(self) -> Any:
         return internals.compile_uncached(
             self.backend, self.computation, self.executable_devices, self.options, self.host_callbacks
         )
 
-    def loaded(self, program: bytes) -> Any:
+    def load(self, program: bytes) -> Any:
         return internals.load_executable(self.backend, program, self.executable_devices, self.options)
 
 
@@ -280,14 +281,14 @@ def install_compile_cache(say: Callable[[str], None]) -> None:
     files = _files(say)
     if files is None and jax.process_count() == 1:
         return
-    made = _Compiler(files, say)
-    if not internals.replace_compile(made):
+    compiler = _Compiler(files, say)
+    if not internals.replace_compile(compiler):
         say(
             f"warning: compiled programs are not cached: JAX {jax.__version__} compiles in a way that Panax does not support"
         )
         return
-    _compiler = made
-    made.introduce()
+    _compiler = compiler
+    compiler.introduce()
 
 
 def compilation_stats() -> CompilationStats:
@@ -304,12 +305,12 @@ def max_bytes() -> int:
     """
     text = os.environ.get(GIGABYTES) or str(_USUAL_GIGABYTES)
     try:
-        found = float(text)
+        gigabytes = float(text)
     except ValueError:
-        found = -1.0
-    if not 0 <= found < 1e6:
+        gigabytes = -1.0
+    if not 0 <= gigabytes < 1e6:
         raise RecipeError(f"{GIGABYTES} is {text!r}; expected gigabytes, from 0 (off)")
-    return int(found * 1e9)
+    return int(gigabytes * 1e9)
 
 
 def process_fingerprint() -> str:
@@ -338,7 +339,7 @@ def _files(say: Callable[[str], None]) -> ProgramFiles | None:
         return None
 
 
-def _asked(client: Any, key: str, seconds: float) -> bytes | None:
+def _wait_for_value(client: Any, key: str, seconds: float) -> bytes | None:
     """Wait for a value of the coordination service; None if it does not arrive."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -35,7 +35,7 @@ def reraise_callback_errors() -> Iterator[None]:
         PanaxError: A callback raised it.
     """
     logger = logging.getLogger("jax._src.callback")
-    logger.addFilter(_is_not_kept)
+    logger.addFilter(_is_other_error)
     with _lock:
         _raised.clear()
     try:
@@ -47,10 +47,10 @@ def reraise_callback_errors() -> Iterator[None]:
             raise
         raise first from None
     finally:
-        logger.removeFilter(_is_not_kept)
+        logger.removeFilter(_is_other_error)
 
 
-def _is_not_kept(record: logging.LogRecord) -> bool:
+def _is_other_error(record: logging.LogRecord) -> bool:
     """Return True if a log record is about another error."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, PanaxError)

@@ -1,8 +1,8 @@
 """Folder of compiled programs: each in a separate file with its checksum, with a bound on their total size.
 
-Processes of one user share it, also from several hosts: a file appears complete, by a rename, and removing
-one that another process reads is harmless. A file with changed content is removed and counts as missing: a
-damaged program is never run.
+Processes of one user share the folder, also from several hosts: a file appears complete, by a rename, and
+removing a file that another process reads is harmless. A file with changed content is removed and counts as
+missing: a damaged program is never run.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ class ProgramFiles:
     """
 
     def __init__(self, root: Path, kind: str, max_bytes: int):
-        """Open the folder, or make it.
+        """Open the folder, or create it.
 
         Args:
             kind: Target and versions for which a program must have been compiled to be run here.
 
         Raises:
-            OSError: The folder can't be made or written, or does not belong to this user alone.
+            OSError: The folder can't be created or written, or does not belong to this user alone.
         """
         self.root, self.kind, self.max_bytes = make_private_folder(root), kind, max_bytes
         self.folder = make_private_folder(self.root / hashlib.sha256(kind.encode()).hexdigest()[:16])
@@ -71,7 +71,7 @@ class ProgramFiles:
         """Store a program; if there is not enough space, the least recently used ones are removed.
 
         Raises:
-            OSError: It can't be written.
+            OSError: The file can't be written.
         """
         data = _HEAD + self._digest(name, program) + program
         if len(data) > self.max_bytes:

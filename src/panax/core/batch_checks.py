@@ -34,7 +34,7 @@ class LeafRange(NamedTuple):
             value.
         advice: Fix to suggest to the user for a value out of range.
         checked: False for features, which may have any value: a non-finite one makes the loss NaN, and the
-            guard skips the step. They are widened all the same.
+            guard skips the step. Features are still converted to float32.
     """
 
     low: float = -math.inf
@@ -62,11 +62,11 @@ def id_range(count: int, *, counted_by: str | None = None, least: int = 0, advic
     """Return the range of ids below `count`.
 
     Args:
-        least: The smallest id; -1 if that means no id.
+        least: The smallest id; -1 if -1 means no id.
         advice: The setting that would allow larger ids.
     """
-    found = "correct the data" + (f", or {advice}" if advice else "")
-    return LeafRange(least, count - 1, integral=True, counted_by=counted_by, advice=found)
+    full_advice = "correct the data" + (f", or {advice}" if advice else "")
+    return LeafRange(least, count - 1, integral=True, counted_by=counted_by, advice=full_advice)
 
 
 UNCHECKED_RANGE = LeafRange(checked=False)
@@ -100,7 +100,7 @@ def check_ranges(batch: Mapping[str, np.ndarray], ranges: Ranges) -> None:
         outside = _outside(leaf, allowed)
         weight = batch.get(allowed.counted_by or "")
         if weight is not None and outside.any():
-            outside &= _beside(weight, leaf, name, allowed) != 0
+            outside &= _expand_weight(weight, leaf, name, allowed) != 0
         if outside.any():
             raise DataError(_outside_message(name, leaf, outside, allowed))
 
@@ -126,8 +126,8 @@ def _outside(leaf: np.ndarray, allowed: LeafRange) -> np.ndarray:
     return outside if allowed.integral else outside | ~np.isfinite(leaf)
 
 
-def _beside(weight: np.ndarray, leaf: np.ndarray, name: str, allowed: LeafRange) -> np.ndarray:
-    """Return the weights with the leaf's number of dimensions."""
+def _expand_weight(weight: np.ndarray, leaf: np.ndarray, name: str, allowed: LeafRange) -> np.ndarray:
+    """Reshape weights to the leaf's number of dimensions."""
     if weight.shape != leaf.shape[: weight.ndim]:
         raise DataError(
             f"the batch's leaf {allowed.counted_by!r} has the shape {weight.shape}, and {name!r} {leaf.shape}; expected one "
@@ -137,14 +137,14 @@ def _beside(weight: np.ndarray, leaf: np.ndarray, name: str, allowed: LeafRange)
 
 
 def _outside_message(name: str, leaf: np.ndarray, outside: np.ndarray, allowed: LeafRange) -> str:
-    place = np.argwhere(np.broadcast_to(outside, leaf.shape))[0].tolist()
-    value = leaf[tuple(place)]
+    index = np.argwhere(np.broadcast_to(outside, leaf.shape))[0].tolist()
+    value = leaf[tuple(index)]
     where = f" where its {allowed.counted_by!r} is not 0" if allowed.counted_by else ""
     ignored = allowed.integral and value == -100 and allowed.counted_by is not None
     hint = f": -100 does not mean ignored here, set {allowed.counted_by} to 0 there" if ignored else ""
-    shown = str(int(value)) if allowed.integral else f"{float(value):.6g}"
+    value_text = str(int(value)) if allowed.integral else f"{float(value):.6g}"
     expected = f"this task takes {allowed.description}{where}{hint}; {allowed.advice}"
-    return f"the batch's leaf {name!r} holds {shown} at {place}; {expected}"
+    return f"the batch's leaf {name!r} holds {value_text} at {index}; {expected}"
 
 
 def narrow_to_32_bits(batch: Mapping[str, np.ndarray], ranges: Ranges) -> dict[str, np.ndarray]:
@@ -174,7 +174,7 @@ def narrow_to_32_bits(batch: Mapping[str, np.ndarray], ranges: Ranges) -> dict[s
 
 
 def find_faults(batch: Mapping[str, jax.Array], ranges: Ranges) -> DataChecks | None:
-    """Check a batch on the devices, for a job of several processes: all of them learn of an invalid row in
+    """Check a batch on the devices, for a job of several processes: every process gets the faults of rows in
     any process.
 
     Returns:

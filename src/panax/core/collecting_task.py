@@ -36,9 +36,9 @@ class CollectingTask(Task):
     learning.
 
     One step is one compiled call: `rollouts_per_step` times `collect`, each followed by `updates` updates by the
-    experiment's optimizer. An update differentiates the `loss` of a `minibatch`, with everything that updates
-    have elsewhere: clipping, the guard, frozen parameters, averages. An agent therefore defines how it acts
-    and what it minimizes, and needs no loop.
+    experiment's optimizer. An update differentiates the `loss` of a `minibatch`, with the features of all updates:
+    clipping, the guard, frozen parameters, averages. An agent therefore defines how it acts and what it
+    minimizes, and needs no loop.
 
     Everything carried from step to step (environments, running statistics, replay buffers, target networks)
     is model state, a mapping at the top level: it is sharded by `state_axes`, saved in checkpoints and
@@ -103,8 +103,8 @@ class CollectingTask(Task):
         """
 
     def should_continue(self, scalars: Mapping[str, Any]) -> jax.Array:
-        """Return True to apply an update with these losses and metrics; if not, no further update follows
-        until the next collection.
+        """Return True to apply an update with these losses and metrics; False ends the updates until the next
+        collection.
         """
         raise NotImplementedError
 
@@ -127,14 +127,14 @@ class CollectingTask(Task):
             runs: Sizes of additional leading axes if several runs are stacked.
 
         Raises:
-            RecipeError: It does not fit; the message names the excess and the setting to lower.
+            RecipeError: The state does not fit; the message names the excess and the setting to lower.
         """
 
     def check_rows(self, batch: Batch) -> None:
         """Check that the batch has one row per environment.
 
         Raises:
-            RecipeError: It has a different number of rows.
+            RecipeError: The batch has a different number of rows.
         """
         if batch[ROW_LEAF].shape != (self.rows,):
             raise RecipeError(

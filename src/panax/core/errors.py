@@ -46,7 +46,7 @@ class DamagedError(CheckpointError):
 
 
 class StoreError(PanaxError, OSError):
-    """A disk or object store refuses to read or write, after retries where these could help."""
+    """A read or write of a disk or object store failed, after retries if these could help."""
 
     exit_code = 4
 
@@ -81,12 +81,12 @@ def describe_type(value: object) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' or name == 'ndarray' else 'a'} {name}"
 
 
-def suggest_name(name: str, known: Iterable[str]) -> str:
-    """Return a clause that suggests the known name closest to `name`, or lists all of them.
+def suggest_name(name: str, choices: Iterable[str]) -> str:
+    """Return a clause that suggests the choice closest to `name`, or lists all choices.
 
     >>> suggest_name("quikstart", ["quickstart", "gpt2"])
     "did you mean 'quickstart'?"
     """
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    choices = sorted(choices)
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(choices)}"

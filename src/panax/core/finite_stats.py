@@ -34,7 +34,7 @@ def min_finite(values: Iterable[T], *, key: Callable[[T], Any] | None = None, de
 
 def max_finite(values: Iterable[T], *, key: Callable[[T], Any] | None = None, default: D = _NOTHING) -> T | D:
     """Return the item with the largest finite value; the first item if no value is finite. Arguments as in
-    `least`.
+    `min_finite`.
 
     >>> max_finite([math.inf, 1.0, 2.0, math.nan])
     2.0

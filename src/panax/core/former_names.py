@@ -31,6 +31,7 @@ _OPTIMIZERS = (
 FIELDS: Mapping[str, Mapping[str, str]] = {
     "Dqn": _OFF_POLICY,
     "Experiment": {"table_optimizer": "embedding_optimizer", "rewind": "rollback"},
+    "GridWorld": {"seen": "observation"},
     "Islands": {"place": "store"},
     "MoE": {"normalised": "normalize_topk"},
     "Ppo": {
@@ -59,7 +60,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
 def with_present_names(description: Any) -> Any:
     """Return a description of settings with the present names of its classes and fields.
 
-    A class that the caller has registered under a former name of one of Panax stays the caller's.
+    A class that the caller has registered under a former name takes precedence.
 
     >>> with_present_names({"type": "RewindConfig", "after": 3, "most": 2})
     {'type': 'RollbackConfig', 'after': 3, 'max_rollbacks': 2}

@@ -28,8 +28,8 @@ def install_command(extra: str) -> str:
         return shlex.join(words)
     if clone is not None and clone.is_dir():
         return f"{_pip()} -e {shlex.quote(f'{clone}[{extra}]')}"
-    wanted = f"{DISTRIBUTION}[{extra}]" + (f" @ {origin}" if origin else "")
-    return f"{_pip()} {shlex.quote(wanted)}"
+    requirement = f"{DISTRIBUTION}[{extra}]" + (f" @ {origin}" if origin else "")
+    return f"{_pip()} {shlex.quote(requirement)}"
 
 
 def package_install_command(*names: str) -> str:

@@ -61,8 +61,8 @@ def coordination_client() -> Any:
 
 
 def replace_compile(compile_: Callable[..., Any]) -> bool:
-    """Make JAX call this instead of `original`, with the same arguments; return False if this JAX version's
-    signature differs.
+    """Make JAX call `compile_` instead of `original_compile`, with the same arguments; return False if this JAX
+    version's signature differs.
     """
     if tuple(inspect.signature(original_compile).parameters) != _PARAMETERS:
         return False

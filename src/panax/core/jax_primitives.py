@@ -1,4 +1,4 @@
-"""Reads and definitions of JAX primitives: the only module that depends on their parameter names. Written
+"""Reading and definition of JAX primitives: the only module that depends on their parameter names. Written
 against jax 0.10.2 and 0.12.0.
 
 A traced program is a list of equations, each with a primitive and its parameters. JAX changes names and forms

@@ -31,7 +31,7 @@ class Loss(eqx.Module):
     global batch.
 
     Attributes:
-        sum: Sum over tokens, rows or whatever the weight counts.
+        sum: Sum over tokens, rows or other items that the weight counts.
         weight: Divisor of the sum, applied once. It may depend on the batch but not on the parameters.
         coefficient: Factor of the term in the total loss.
     """
@@ -90,7 +90,7 @@ class RocHistogram(eqx.Module):
 
     Attributes:
         value: Counts, negative examples first; exact, and independent of order.
-        weight: The same as sums of the examples' weights; NaN if a score was NaN.
+        weight: Sums of the examples' weights in the same bins; NaN if a score was NaN.
     """
 
     value: Int[Array, "2 bin"]
@@ -213,7 +213,8 @@ _MINUS_INFINITY = float(np.finfo(np.float32).min)
 
 
 def as_fault(value: Values) -> Values:
-    """Return an offending value for a check, with minus infinity (nothing found) replaced."""
+    """Return an offending value for a check; minus infinity, which would mean no fault, is replaced by the lowest
+    finite value."""
     return jnp.where(value == NO_FAULT, jnp.asarray(_MINUS_INFINITY, value.dtype), value)
 
 
@@ -251,8 +252,8 @@ class DataChecks(eqx.Module):
         """
         for text, worst in zip(self.checks, jax.device_get(self.worst)):
             if worst != NO_FAULT:
-                shown = -math.inf if worst == _MINUS_INFINITY else float(worst)
-                raise DataError(f"{where}: {text}{shown:.10g}; {self.advice}")
+                value = -math.inf if worst == _MINUS_INFINITY else float(worst)
+                raise DataError(f"{where}: {text}{value:.10g}; {self.advice}")
 
 
 Metric = Mean | Sum | Maximum | RocHistogram | MeanWithInterval | DataChecks
@@ -284,8 +285,8 @@ RESERVED_NAMES = frozenset(
 
 
 def is_reserved(name: str) -> bool:
-    """Return True if a step or an evaluation itself reports something of this name, which a metric would
-    hide.
+    """Return True if a step or an evaluation itself reports a value under this name, which a metric would
+    overwrite.
 
     >>> is_reserved("loss"), is_reserved("train_loss")
     (True, False)

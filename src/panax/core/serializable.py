@@ -20,7 +20,7 @@ def register_serializable(cls: type[_Class]) -> type[_Class]:
     Only its fields are read from the file, so its `__post_init__` should validate them.
 
     Raises:
-        TypeError: It is not a dataclass.
+        TypeError: The class is not a dataclass.
         ValueError: Another class of the same name is registered.
 
     >>> @register_serializable

@@ -18,12 +18,12 @@ def format_value(value: Any) -> str:
     '(Layer(width=3), Layer(width=4, bias=False))'
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shown = (
+        fields = (
             f"{field.name}={format_value(getattr(value, field.name))}"
             for field in dataclasses.fields(value)
             if field.repr and not _is_default(getattr(value, field.name), field)
         )
-        return f"{type(value).__name__}({', '.join(shown)})"
+        return f"{type(value).__name__}({', '.join(fields)})"
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return f"({', '.join(map(format_value, value))}{',' if len(value) == 1 else ''})"
     text = repr(value)

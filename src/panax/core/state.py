@@ -1,4 +1,4 @@
-"""`TrainState`: everything that a step reads and writes on the device, and that a checkpoint stores of it."""
+"""`TrainState`: the values that a step reads and writes on the devices, and that a checkpoint stores."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -163,7 +163,7 @@ class Task(abc.ABC):
 
     @property
     def units_per_row(self) -> int:
-        """Return the number of such units that a step produces per row."""
+        """Return the number of `unit` that a step produces per row."""
         return 1
 
     sums_over_rows: bool = True
@@ -191,7 +191,7 @@ class Task(abc.ABC):
 
     @property
     def scales_loss(self) -> bool:
-        """Return True if its gradients pass through float16, so that the loss is scaled before
+        """Return True if the task's gradients pass through float16, so that the loss is scaled before
         differentiation."""
         return False
 
@@ -257,22 +257,22 @@ class Task(abc.ABC):
 
     @property
     def row_order(self) -> AcceptedOrder:
-        """Return the order of a row's positions that it accepts if a context axis shards rows; see
+        """Return the order of a row's positions that the task accepts if a context axis shards rows; see
         `RowOrder`.
 
-        A recurrence, a convolution and anything else that reads neighboring positions needs contiguous ones.
-        "any" is laid out in zigzag order. Only for tasks that name their axes.
+        A recurrence, a convolution and other layers that read neighboring positions need contiguous positions.
+        "any" becomes zigzag order. Only for tasks that name their axes.
         """
         return "any"
 
     @property
     def pipeline_requirement(self) -> PipelineRequirement | None:
-        """Return its partition into pipeline stages; None if it cannot be pipelined."""
+        """Return the task's partition into pipeline stages; None if it cannot be pipelined."""
         return None
 
     @property
     def exchange_requirements(self) -> tuple[AllToAllRequirement, ...]:
-        """Return the requirements of all-to-alls in its layers."""
+        """Return the requirements of all-to-alls in the task's layers."""
         return ()
 
     def row_ids(self, batch: Batch) -> Mapping[str, Int[Array, "batch ids"]]:
@@ -291,7 +291,7 @@ class Task(abc.ABC):
             placement: The `panax.mesh.Placement` of the step.
 
         Raises:
-            LayoutError: It does not.
+            LayoutError: The results would differ.
         """
         return
 
@@ -304,7 +304,7 @@ class Task(abc.ABC):
         return {}
 
     def create_monitor(self) -> MetricMonitor | None:
-        """Return a monitor of its array metrics for one run; None, the default, if nothing reads them."""
+        """Return a monitor of the task's array metrics for one run; None, the default, for no monitor."""
         return None
 
     def flops_per_token(self, length: int) -> float | None:
@@ -339,7 +339,7 @@ class Task(abc.ABC):
         """Return the initial parameters and state of a model with existing weights, each shard placed only on
         its device.
 
-        None if `init` creates them. If they are given, only the shapes of `init` are used.
+        None if `init` creates them; otherwise only the shapes of `init` are used.
 
         Args:
             shardings: Shardings of the parameters and of the state, one per leaf.

@@ -23,9 +23,9 @@ class Validated:
     """Base of frozen dataclasses that checks each field against its annotation before the class's own
     `__post_init__`.
 
-    Strings must be one of a `Literal`'s, and floats finite; a list is converted to a tuple if the annotation
-    is one, and NumPy scalars to Python's. Annotations that cannot be checked (`Any`, arrays, protocols) are
-    left to the class.
+    Strings must be values of the annotated `Literal`, and floats finite. Lists are converted to tuples if the
+    annotation is a tuple, and NumPy scalars to Python's. Annotations that cannot be checked (`Any`, arrays,
+    protocols) are left to the class.
     """
 
     infinite_fields: ClassVar[frozenset[str]] = frozenset()
@@ -54,7 +54,7 @@ def check_finite(settings: Any) -> None:
     """Check that no field of a dataclass is infinite.
 
     Raises:
-        RecipeError: A field is; the message names it.
+        RecipeError: A field is infinite; the message names it.
     """
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -76,7 +76,7 @@ def check_fields(settings: Any) -> None:
         value = getattr(settings, field.name)
         if field.name not in hints:
             continue
-        converted = _converted(value, hints[field.name])
+        converted = _convert(value, hints[field.name])
         problem = _problem(converted, hints[field.name])
         if problem is not None:
             raise RecipeError(f"{type(settings).__name__}.{field.name}={_shown(value)}: {problem}")
@@ -94,7 +94,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _converted(value: Any, hint: Any) -> Any:
+def _convert(value: Any, hint: Any) -> Any:
     """Convert NumPy scalars to Python's, and lists to tuples if the annotation has one."""
     if isinstance(value, np.generic):
         return value.item()

@@ -118,8 +118,8 @@ def _change(motion: Float[Array, "4"], torque: Float[Array, ""]) -> Float[Array,
     bent = (torque + shared / inertia * upper - _CENTER * turning**2 * jnp.sin(bend) - lower) / (
         _CENTER**2 + 1.0 - shared**2 / inertia
     )
-    turned = -(shared * bent + upper) / inertia
-    return jnp.stack([turning, bending, turned, bent])
+    acceleration = -(shared * bent + upper) / inertia
+    return jnp.stack([turning, bending, acceleration, bent])
 
 
 def _seen(motion: Float[Array, "4"]) -> Float[Array, "6"]:

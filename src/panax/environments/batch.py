@@ -59,8 +59,8 @@ class Transition(NamedTuple):
 class EnvironmentBatch:
     """An environment with a leading batch axis and automatic reset.
 
-    Random numbers are a function of the key and of each environment's index in the global batch: a shard that
-    steps its part of the environments, with their indices, draws the same as a single device.
+    Random numbers are a function of the key and of each environment's index in the global batch: a shard of the
+    environments, with their indices, draws the same numbers as a single device.
 
     >>> from panax.environments import CartPole
     >>> batch = EnvironmentBatch(CartPole())
@@ -119,7 +119,8 @@ def step_keys(
     """Derive, for each of several steps and each row, a key for the action and one for the environment's
     step.
 
-    All at once: in a loop over steps these few values would cost more than a small network.
+    All keys are derived at once: in a loop over steps, deriving these few values would cost more than a small
+    network.
     """
 
     def of_step(number: Int[Array, ""]) -> tuple[Key[Array, " batch"], Key[Array, " batch"]]:

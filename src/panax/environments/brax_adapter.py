@@ -32,7 +32,7 @@ class BraxState(eqx.Module):
 class Brax(Environment):
     """One of Brax's environments, such as `ant`.
 
-    Brax's wrappers count a time limit as `done`; they are not used here, and the limit truncates.
+    Brax's wrappers, which count a time limit as `done`, are not used: the limit truncates an episode.
 
     Attributes:
         name: Name registered with Brax.
@@ -52,35 +52,35 @@ class Brax(Environment):
         if known is not None and self.name not in known:
             raise RecipeError(f"Brax.name={self.name!r}; {suggest_name(self.name, known)}")
         try:
-            _ = self._made
+            _ = self._environment
         except (TypeError, ValueError) as error:
             raise RecipeError(f"Brax.options={dict(self.options)} don't build {self.name}: {error}") from error
-        if not isinstance(self._made.observation_size, int | np.integer):
+        if not isinstance(self._environment.observation_size, int | np.integer):
             raise RecipeError(
-                f"Brax's {self.name} is observed by several arrays, {self._made.observation_size}; expected one"
+                f"Brax's {self.name} is observed by several arrays, {self._environment.observation_size}; expected one"
             )
 
     @functools.cached_property
-    def _made(self) -> Any:
+    def _environment(self) -> Any:
         return import_library("brax.envs", "brax").get_environment(self.name, **dict(self.options))
 
     @property
     def observation_space(self) -> Box:
-        return Box(low=-np.inf, high=np.inf, shape=(int(self._made.observation_size),))
+        return Box(low=-np.inf, high=np.inf, shape=(int(self._environment.observation_size),))
 
     @property
     def action_space(self) -> Box:
-        return Box(low=-1.0, high=1.0, shape=(int(self._made.action_size),))
+        return Box(low=-1.0, high=1.0, shape=(int(self._environment.action_size),))
 
     def reset(self, key: Key[Array, ""]) -> tuple[BraxState, Observation]:
         # Brax stores keys in its state: as words, since every leaf of a checkpoint is a numeric array.
-        inner = self._made.reset(jax.random.key_data(key))
+        inner = self._environment.reset(jax.random.key_data(key))
         inner = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), inner)
         return BraxState(inner, jnp.int32(0)), inner.obs.astype(jnp.float32)
 
     def step(self, state: BraxState, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
         # Brax writes into its state's dictionaries: pass it copies.
-        after = self._made.step(jax.tree.map(lambda leaf: leaf, state.inner), action)
+        after = self._environment.step(jax.tree.map(lambda leaf: leaf, state.inner), action)
         after = jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), after, state.inner)
         time = state.time + 1
         seen, reward = after.obs.astype(jnp.float32), after.reward.astype(jnp.float32)

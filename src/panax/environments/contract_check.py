@@ -22,8 +22,8 @@ def check_environment(environment: Environment, *, seed: int = 0, steps: int = _
         steps: Number of steps; 0 only traces it, without compiling.
 
     Raises:
-        RecipeError: A space, a shape, a dtype or a value is wrong; the message gives it, and what was
-            expected.
+        RecipeError: A space, a shape, a dtype or a value is wrong; the message gives it and the expected
+            one.
     """
     name = type(environment).__name__
     for role, space in (("observation", environment.observation_space), ("action", environment.action_space)):
@@ -57,7 +57,7 @@ def check_actions(space: Space, actions: np.ndarray | jax.Array, name: str = "th
 
 
 def _check_shapes(environment: Environment, name: str) -> None:
-    """Check the shapes of the traced functions, without computing anything."""
+    """Check the shapes of the traced functions, without running them."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
         state, observation = jax.eval_shape(environment.reset, key)

@@ -34,9 +34,9 @@ class EnvironmentStep(NamedTuple):
         state: State after the step, even if the episode has ended.
         observation: Observation of that state.
         reward: Reward, float32.
-        terminated: The episode ended in a terminal state: its value is 0.
+        terminated: The episode ended in a terminal state, with a value of 0.
         truncated: The episode was cut off, for example by a time limit; the value of its last state is not 0.
-            Both may be true: then it has terminated.
+            If both flags are set, it has terminated.
     """
 
     state: State
@@ -79,15 +79,15 @@ class Environment(Validated, abc.ABC):
         """
 
     def reset_all(self, keys: Key[Array, " batch"]) -> tuple[State, Observation]:
-        """Call `reset` for each of a batch. Overridden by environments that are stepped all at once, such as
-        those on the host."""
+        """Call `reset` for each environment of a batch. Override it if environments are stepped together, such as
+        on the host."""
         return jax.vmap(self.reset)(keys)
 
     def step_all(
         self, state: State, observation: Observation, action: Action, keys: Key[Array, " batch"]
     ) -> tuple[EnvironmentStep, State, Observation]:
-        """Call `step` for each of a batch, and `reset` wherever an episode ended; return the step, then
-        states and observations after the resets.
+        """Call `step` for each environment of a batch, and `reset` where an episode ended; return the step, and
+        the states and observations after the resets.
 
         Args:
             observation: Observation that the action was based on.

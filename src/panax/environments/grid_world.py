@@ -48,15 +48,15 @@ class GridWorld(Environment):
         slip: Probability that a step goes in a uniformly drawn direction, instead of the chosen one.
         step_cost: Cost of each step.
         max_steps: Number of steps after which an episode is truncated.
-        seen: The observation: "cell", one-hot of the walker's cell; "picture", (row, column, plane) with
-            planes for the walker, walls, goals and traps.
+        observation: "cell", one-hot of the walker's cell; "picture", (row, column, plane) with planes for the
+            walker, walls, goals and traps.
     """
 
     maze: tuple[str, ...] = ("S....", ".###.", "..X#.", "#..#.", "...#G")
     slip: float = 0.0
     step_cost: float = 0.02
     max_steps: int = 50
-    seen: ObservationKind = "cell"
+    observation: ObservationKind = "cell"
 
     def __post_init__(self) -> None:
         if not self.maze or len({len(row) for row in self.maze}) != 1 or not self.maze[0]:
@@ -75,7 +75,7 @@ class GridWorld(Environment):
     @property
     def observation_space(self) -> Box:
         rows, columns = len(self.maze), len(self.maze[0])
-        return Box(low=0.0, high=1.0, shape=(rows * columns,) if self.seen == "cell" else (rows, columns, 4))
+        return Box(low=0.0, high=1.0, shape=(rows * columns,) if self.observation == "cell" else (rows, columns, 4))
 
     @property
     def action_space(self) -> Discrete:
@@ -88,7 +88,7 @@ class GridWorld(Environment):
     def reset(self, key: Key[Array, ""]) -> tuple[GridWorldState, Observation]:
         starts = np.flatnonzero(self._is(_START))
         cell = jnp.asarray(starts, jnp.int32)[jax.random.randint(key, (), 0, len(starts))]
-        return GridWorldState(cell, jnp.int32(0)), self._seen(cell)
+        return GridWorldState(cell, jnp.int32(0)), self._observe(cell)
 
     def step(self, state: GridWorldState, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
         if self.slip:
@@ -99,7 +99,7 @@ class GridWorld(Environment):
         after = GridWorldState(cell, state.time + 1)
         reward = jnp.asarray(self._rewards(), jnp.float32)[cell]
         ends = jnp.asarray(self._is(_GOAL) | self._is(_TRAP))[cell]
-        return EnvironmentStep(after, self._seen(cell), reward, ends, after.time >= self.max_steps)
+        return EnvironmentStep(after, self._observe(cell), reward, ends, after.time >= self.max_steps)
 
     def optimal_return(self, discount: float = 1.0) -> float:
         """Compute the expected return of the best policy, over starts and slips, within `max_steps`: by
@@ -138,8 +138,7 @@ class GridWorld(Environment):
         return self._is(_GOAL) * 1.0 - self._is(_TRAP) * 1.0 - self.step_cost
 
     def _next(self) -> Int[np.ndarray, "cell 4"]:
-        """Return the cell that each action leads to from each cell: at a wall or the edge the walker
-        stays."""
+        """Return the cell to which each action leads from each cell; at a wall or the edge the walker stays."""
         rows, columns = len(self.maze), len(self.maze[0])
         cells = np.arange(rows * columns)
         row, column = (each[:, None] + moves for each, moves in zip(divmod(cells, columns), _MOVES.T))
@@ -147,10 +146,10 @@ class GridWorld(Environment):
         ahead = np.where(inside, row * columns + column, cells[:, None])
         return np.where(self._is(_WALL)[ahead], cells[:, None], ahead)
 
-    def _seen(self, cell: Int[Array, ""]) -> Observation:
+    def _observe(self, cell: Int[Array, ""]) -> Observation:
         rows, columns = len(self.maze), len(self.maze[0])
         here = (jnp.arange(rows * columns) == cell).astype(jnp.float32)
-        if self.seen == "cell":
+        if self.observation == "cell":
             return here
         planes = [jnp.asarray(self._is(letter), jnp.float32) for letter in (_WALL, _GOAL, _TRAP)]
         return jnp.stack([here, *planes], axis=-1).reshape(rows, columns, 4)

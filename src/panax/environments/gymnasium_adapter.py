@@ -36,7 +36,7 @@ class HostState(eqx.Module):
 
     Attributes:
         session: Id of the environments started by one call of `reset_all`.
-        steps: Number of steps so far, the same in all of them.
+        steps: Number of steps so far, the same in all environments.
     """
 
     session: UInt32[Array, "..."]
@@ -55,8 +55,8 @@ class Gymnasium(Environment):
     Attributes:
         name: Name registered with gymnasium; `module:name` imports a module first.
         settings: Arguments of gymnasium's `make`.
-        processes: Number of processes that step a batch of environments; None for the number of this
-            process's cores.
+        processes: Number of processes that step a batch of environments; None for the number of cores that
+            this process may use.
         timeout_seconds: Time limit for a step of all environments.
     """
 
@@ -78,8 +78,8 @@ class Gymnasium(Environment):
 
     @functools.cached_property
     def _spaces(self) -> tuple[Space, Space, str]:
-        """Return the spaces of observations and of actions, and the error of a first step; a temporary
-        process reports them."""
+        """Return the spaces of observations and of actions, and the error of a first step, as reported by a
+        temporary process."""
         with contextlib.closing(self._pool(1)) as pool:
             fault = pool.fault()
         observation, action = (
@@ -106,7 +106,7 @@ class Gymnasium(Environment):
         return self._spaces[1]
 
     def close(self) -> None:
-        """End all processes; otherwise they end with the program."""
+        """End all processes, which otherwise end with the program."""
         self._sessions.close()
 
     def reset(self, key: Key[Array, ""]) -> tuple[State, Observation]:
@@ -114,9 +114,9 @@ class Gymnasium(Environment):
         return jax.tree.map(lambda leaf: leaf[0], (state, observation))
 
     def step(self, state: State, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
-        seen = jnp.zeros(self.observation_space.abstract.shape, self.observation_space.abstract.dtype)
-        own, before, act = jax.tree.map(lambda leaf: leaf[None], (state, seen, action))
-        stepped, after, _ = self.step_all(own, before, act, key[None])
+        observation = jnp.zeros(self.observation_space.abstract.shape, self.observation_space.abstract.dtype)
+        batch_state, before, act = jax.tree.map(lambda leaf: leaf[None], (state, observation, action))
+        stepped, after, _ = self.step_all(batch_state, before, act, key[None])
         return jax.tree.map(lambda leaf: leaf[0], stepped._replace(state=after))
 
     def reset_all(self, keys: Key[Array, " batch"]) -> tuple[HostState, Observation]:
@@ -131,7 +131,9 @@ class Gymnasium(Environment):
                 f"written in JAX"
             )
         session, observation = io_callback(
-            self._sessions.begin, (jax.ShapeDtypeStruct((), jnp.uint32), self._seen(keys.shape[0])), _seeds(keys)
+            self._sessions.begin,
+            (jax.ShapeDtypeStruct((), jnp.uint32), self._batch_observation(keys.shape[0])),
+            _seeds(keys),
         )
         count = keys.shape[0]
         return HostState(jnp.broadcast_to(session, (count,)), jnp.zeros(count, jnp.int32)), observation
@@ -140,17 +142,17 @@ class Gymnasium(Environment):
         self, state: HostState, observation: Observation, action: Action, keys: Key[Array, " batch"]
     ) -> tuple[EnvironmentStep, HostState, Observation]:
         count = keys.shape[0]
-        seen, flags = self._seen(count), jax.ShapeDtypeStruct((count,), jnp.bool_)
+        batch_observation, flags = self._batch_observation(count), jax.ShapeDtypeStruct((count,), jnp.bool_)
         # Each step receives the session that the previous one returned: that data dependency orders them.
         rewards = jax.ShapeDtypeStruct((count,), jnp.float32)
-        answer = (jax.ShapeDtypeStruct((), jnp.uint32), seen, seen, rewards, flags, flags)
+        answer = (jax.ShapeDtypeStruct((), jnp.uint32), batch_observation, batch_observation, rewards, flags, flags)
         session, led_to, current, reward, terminated, truncated = io_callback(
             self._sessions.step, answer, state.session[0], state.steps[0], observation, action, _seeds(keys)
         )
         after = HostState(jnp.broadcast_to(session, (count,)), state.steps + 1)
         return EnvironmentStep(after, led_to, reward, terminated, truncated), after, current
 
-    def _seen(self, count: int) -> jax.ShapeDtypeStruct:
+    def _batch_observation(self, count: int) -> jax.ShapeDtypeStruct:
         one = self.observation_space.abstract
         return jax.ShapeDtypeStruct((count, *one.shape), one.dtype)
 
@@ -166,31 +168,31 @@ class _Sessions:
     def begin(self, seeds: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Begin episodes with these seeds; return the session, by which `step` finds them, and the
         observations."""
-        drawn = np.asarray(seeds)
-        session = zlib.crc32(drawn.tobytes())
+        seed_array = np.asarray(seeds)
+        session = zlib.crc32(seed_array.tobytes())
         with capture_callback_errors(), self._lock:
-            pool = self._free_pool(session, len(drawn))
-            seen = pool.reset(drawn.tolist())
+            pool = self._free_pool(session, len(seed_array))
+            observation = pool.reset(seed_array.tolist())
             self._pools[session] = (pool, 0)
-        return np.asarray(session, np.uint32), _as_device(seen)
+        return np.asarray(session, np.uint32), _as_device(observation)
 
     def step(
         self, session: ArrayLike, steps: ArrayLike, observation: ArrayLike, action: ArrayLike, seeds: ArrayLike
     ) -> tuple[np.ndarray, ...]:
-        number, num_steps, drawn = int(np.asarray(session)), int(np.asarray(steps)), np.asarray(seeds)
+        number, num_steps, seed_array = int(np.asarray(session)), int(np.asarray(steps)), np.asarray(seeds)
         with capture_callback_errors(), self._lock:
-            pool, made = self._pools.get(number, (None, -1))
-            if pool is not None and made == num_steps:
-                stepped = pool.step(np.asarray(action), drawn.tolist())
-                self._pools[number] = (pool, made + 1)
+            pool, steps_taken = self._pools.get(number, (None, -1))
+            if pool is not None and steps_taken == num_steps:
+                stepped = pool.step(np.asarray(action), seed_array.tolist())
+                self._pools[number] = (pool, steps_taken + 1)
                 self._pools.move_to_end(number)
                 return np.asarray(number, np.uint32), *map(_as_device, stepped)
             # The run has resumed, or returned to an earlier step: those episodes no longer exist.
-            pool = self._free_pool(number, len(drawn))
-            seen = _as_device(pool.reset(drawn.tolist()))
+            pool = self._free_pool(number, len(seed_array))
+            first_observation = _as_device(pool.reset(seed_array.tolist()))
             self._pools[number] = (pool, num_steps + 1)
-        nothing, cut = np.zeros(len(drawn), np.float32), np.ones(len(drawn), bool)
-        return np.asarray(number, np.uint32), np.asarray(observation), seen, nothing, ~cut, cut
+        rewards, truncated = np.zeros(len(seed_array), np.float32), np.ones(len(seed_array), bool)
+        return np.asarray(number, np.uint32), np.asarray(observation), first_observation, rewards, ~truncated, truncated
 
     def close(self) -> None:
         with self._lock:
@@ -200,13 +202,15 @@ class _Sessions:
 
     def _free_pool(self, session: int, count: int) -> HostPool:
         """Return a pool for a session: its own, the least recently used one, or a new one."""
-        own = self._pools.pop(session, None)
-        oldest = self._pools.popitem(last=False)[1] if own is None and len(self._pools) >= _MOST_POOLS else None
-        for held in (own, oldest):
-            if held is not None and held[0].count == count and not held[0].closed:
-                return held[0]
-            if held is not None:
-                held[0].close()
+        session_pool = self._pools.pop(session, None)
+        oldest = (
+            self._pools.popitem(last=False)[1] if session_pool is None and len(self._pools) >= _MOST_POOLS else None
+        )
+        for candidate in (session_pool, oldest):
+            if candidate is not None and candidate[0].count == count and not candidate[0].closed:
+                return candidate[0]
+            if candidate is not None:
+                candidate[0].close()
         return self._make(count)
 
 
@@ -218,11 +222,11 @@ def _as_device(array: np.ndarray) -> np.ndarray:
     return array.astype(NARROW_DTYPES.get(array.dtype.name, array.dtype.name), copy=False)
 
 
-def _space(told: Mapping[str, Any], subject: str) -> Space:
-    if told["kind"] == "Discrete" and told["start"] == 0:
-        return Discrete(count=told["count"])
-    if told["kind"] != "Box":
-        raise RecipeError(f"{subject} are a {told['kind']}; expected a Box, or a Discrete that counts from 0")
-    shape, low, high = tuple(told["shape"]), told["low"], told["high"]
-    dtype: Any = NARROW_DTYPES.get(told["dtype"], told["dtype"])
+def _space(description: Mapping[str, Any], subject: str) -> Space:
+    if description["kind"] == "Discrete" and description["start"] == 0:
+        return Discrete(count=description["count"])
+    if description["kind"] != "Box":
+        raise RecipeError(f"{subject} are a {description['kind']}; expected a Box, or a Discrete that counts from 0")
+    shape, low, high = tuple(description["shape"]), description["low"], description["high"]
+    dtype: Any = NARROW_DTYPES.get(description["dtype"], description["dtype"])
     return Box(low=normalize_bounds(low, shape), high=normalize_bounds(high, shape), shape=shape, dtype=dtype)

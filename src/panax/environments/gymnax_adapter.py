@@ -54,7 +54,7 @@ class Gymnax(Environment):
             raise RecipeError(f"Gymnax.options={dict(self.options)} don't build {self.name}: {error}") from error
 
     @functools.cached_property
-    def _made(self) -> tuple[Any, Any]:
+    def _environment_and_parameters(self) -> tuple[Any, Any]:
         """Create gymnax's environment, and its parameters."""
         environment, parameters = import_library("gymnax", "gymnax", _REMARK).make(self.name, **dict(self.options))
         return environment, parameters.replace(**dict(self.parameters))
@@ -63,7 +63,7 @@ class Gymnax(Environment):
     def _spaces(self) -> tuple[Space, Space]:
         """Return the spaces of observations and of actions. gymnax computes their bounds: immediately, even
         while a step is being traced."""
-        environment, parameters = self._made
+        environment, parameters = self._environment_and_parameters
         with jax.ensure_compile_time_eval():
             return (
                 _space(environment.observation_space(parameters), f"{self.name}'s observations"),
@@ -79,12 +79,12 @@ class Gymnax(Environment):
         return self._spaces[1]
 
     def reset(self, key: Key[Array, ""]) -> tuple[State, Observation]:
-        environment, parameters = self._made
+        environment, parameters = self._environment_and_parameters
         observation, state = environment.reset_env(key, parameters)
         return _strong(state), self._seen(observation)
 
     def step(self, state: State, action: Action, key: Key[Array, ""]) -> EnvironmentStep:
-        environment, parameters = self._made
+        environment, parameters = self._environment_and_parameters
         observation, after, reward, terminated, _ = environment.step_env(key, state, action, parameters)
         # A compiled loop carries the state: each leaf retains its dtype, even if gymnax counts in Python
         # numbers.
@@ -95,9 +95,9 @@ class Gymnax(Environment):
 
     def render(self, state: State) -> Frame | None:
         """Render an observation that consists of image planes, as in MinAtar; None for other environments."""
-        environment, parameters = self._made
+        environment, parameters = self._environment_and_parameters
         seen = np.asarray(environment.get_obs(jax.tree.map(jnp.asarray, state), parameters, jax.random.key(0)))
-        return _of_planes(seen) if seen.ndim == 3 else None
+        return _render_planes(seen) if seen.ndim == 3 else None
 
     @property
     def seconds_per_frame(self) -> float:
@@ -130,10 +130,10 @@ def _dtype(dtype: Any) -> Any:
     return {"int64": "int32", "float64": "float32"}.get(name, name)
 
 
-def _of_planes(seen: np.ndarray) -> Frame:
+def _render_planes(planes: np.ndarray) -> Frame:
     """Render (row, column, plane) as an image, with earlier planes above later ones."""
     colors = (BLUE, YELLOW, (150, 150, 150), RED, GREEN, DARK)
-    frame = np.full((*seen.shape[:2], 3), 255, np.uint8)
-    for plane in reversed(range(seen.shape[2])):
-        frame[seen[..., plane] > 0] = colors[plane % len(colors)]
+    frame = np.full((*planes.shape[:2], 3), 255, np.uint8)
+    for plane in reversed(range(planes.shape[2])):
+        frame[planes[..., plane] > 0] = colors[plane % len(colors)]
     return np.kron(frame, np.ones((_CELL, _CELL, 1), np.uint8))

@@ -59,22 +59,24 @@ class HostPool:
             RecipeError: gymnasium can't create such an environment; the message includes its error.
         """
         self._name, self._timeout = name, timeout_seconds
-        self._shares = [len(part) for part in np.array_split(np.arange(count), min(processes, count, MAX_PROCESSES))]
+        self._counts = [len(part) for part in np.array_split(np.arange(count), min(processes, count, MAX_PROCESSES))]
         self._lock = threading.Lock()
         command = [sys.executable, "-m", "panax.environments.host_worker"]
         self._processes: list[PipedProcess] = []
         self._end = weakref.finalize(self, _end, self._processes)
         try:
-            for _ in self._shares:
+            for _ in self._counts:
                 self._processes.append(PipedProcess(command, _environment()))
-            told = [{"id": name, "settings": dict(settings), "count": share} for share in self._shares]
-            self.spaces = self._ask(told, seconds=max(timeout_seconds, _SECONDS_TO_BEGIN))[0][0]
+            requests = [
+                {"id": name, "settings": dict(settings), "count": count_of_process} for count_of_process in self._counts
+            ]
+            self.spaces = self._ask(requests, seconds=max(timeout_seconds, _SECONDS_TO_BEGIN))[0][0]
         except TrainingError as error:
             raise RecipeError(f"gymnasium can't make {name!r}: {error}") from error
 
     @property
     def count(self) -> int:
-        return sum(self._shares)
+        return sum(self._counts)
 
     @property
     def closed(self) -> bool:
@@ -86,8 +88,8 @@ class HostPool:
         Raises:
             TrainingError: An environment raised an error, or a process died.
         """
-        parts = self._ask([{"do": "reset", "seeds": part} for part in self._parts(list(seeds))])
-        return np.concatenate([arrays[0] for _, arrays in parts])
+        answers = self._ask([{"do": "reset", "seeds": part} for part in self._split(list(seeds))])
+        return np.concatenate([arrays[0] for _, arrays in answers])
 
     def step(self, actions: np.ndarray, seeds: Sequence[int]) -> BatchStep:
         """Take one step in each environment; if an episode ends, another one begins.
@@ -98,30 +100,30 @@ class HostPool:
         Raises:
             TrainingError: An environment raised an error, or a process died.
         """
-        told = [{"do": "step", "seeds": part} for part in self._parts(list(seeds))]
-        parts = self._ask(told, self._parts(actions))
-        return BatchStep(*(np.concatenate(column) for column in zip(*(arrays for _, arrays in parts))))
+        requests = [{"do": "step", "seeds": part} for part in self._split(list(seeds))]
+        answers = self._ask(requests, self._split(actions))
+        return BatchStep(*(np.concatenate(column) for column in zip(*(arrays for _, arrays in answers))))
 
     def fault(self) -> str:
-        """Return the error of an episode's first step, as text; empty if there is none. Ends the processes on
-        an error."""
+        """Return the error of an episode's first step, as text; empty if there is none. An error ends the
+        processes."""
         try:
-            self._ask([{"do": "try"} for _ in self._shares])
+            self._ask([{"do": "try"} for _ in self._counts])
         except TrainingError as error:
             return str(error)
         return ""
 
     def close(self) -> None:
-        """End the processes: those that don't end by themselves are killed."""
+        """End the processes; kill those that don't end by themselves."""
         self._end()
 
-    def _parts(self, rows: Any) -> list[Any]:
-        ends = np.cumsum(self._shares)
-        return [rows[end - share : end] for share, end in zip(self._shares, ends)]
+    def _split(self, rows: Any) -> list[Any]:
+        ends = np.cumsum(self._counts)
+        return [rows[end - count : end] for count, end in zip(self._counts, ends)]
 
     def _ask(
         self,
-        told: Sequence[Mapping[str, Any]],
+        requests: Sequence[Mapping[str, Any]],
         arrays: Sequence[np.ndarray] | None = None,
         seconds: float | None = None,
     ) -> list[tuple[dict[str, Any], list[np.ndarray]]]:
@@ -134,7 +136,7 @@ class HostPool:
                 for number, process in enumerate(self._processes):
                     with contextlib.suppress(EOFError):  # of a process that died: detected below
                         process.write(
-                            encode_message(told[number], () if arrays is None else (arrays[number],)), seconds
+                            encode_message(requests[number], () if arrays is None else (arrays[number],)), seconds
                         )
                 return [self._answer(number, seconds) for number in range(len(self._processes))]
             except TimeoutError:

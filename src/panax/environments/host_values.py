@@ -1,7 +1,7 @@
 """Conversion of gymnasium's inputs and outputs to the arrays that Panax expects: cast if no value changes,
-else refused.
+else rejected.
 
-Imported by the processes that step environments, so it imports neither jax nor anything of Panax.
+Imported by the processes that step environments, so it imports neither jax nor other modules of Panax.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ def to_host_action(space: Any, action: Any) -> Any:
 
     A 64-bit bound may be a rounding step inside the nearest 32-bit value: that action is moved to the bound.
     """
-    given = np.asarray(action)
+    array = np.asarray(action)
     if type(space).__name__ == "Discrete":
-        return int(given)
-    wide = given.astype(space.dtype)
-    if given.dtype == wide.dtype:
+        return int(array)
+    wide = array.astype(space.dtype)
+    if array.dtype == wide.dtype:
         return wide
     inside = np.clip(wide, space.low, space.high).astype(space.dtype)
-    return np.where(inside.astype(given.dtype) == given, inside, wide)
+    return np.where(inside.astype(array.dtype) == array, inside, wide)
 
 
 def first_observation(environment: Any, seed: int) -> np.ndarray:
@@ -35,21 +35,22 @@ def first_observation(environment: Any, seed: int) -> np.ndarray:
     Raises:
         TypeError: The result has the form of gym before 0.26, or is invalid.
     """
-    given = environment.reset(seed=seed)
-    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
-        what = f"a tuple of {len(given)}" if isinstance(given, tuple) else f"a {type(given).__name__}"
+    result = environment.reset(seed=seed)
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        description = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
         raise TypeError(
-            f"reset returned {what}; expected (observation, info) with a dict as info: the environment has the form of gym "
+            f"reset returned {description}; expected (observation, info) with a dict as info: the environment has "
+            f"the form of gym "
             f"before 0.26; return observation, {{}} or wrap it with shimmy's GymV21CompatibilityV0"
         )
-    return to_device_observation(environment.observation_space, given[0], "reset")
+    return to_device_observation(environment.observation_space, result[0], "reset")
 
 
 def to_device_observation(space: Any, observation: Any, method: str = "step") -> np.ndarray:
-    """Convert an observation to the device's dtype, in memory that nothing else writes to.
+    """Convert an observation to the device's dtype, in newly allocated memory.
 
     Raises:
-        TypeError: Its shape is wrong, or its values don't fit the dtype of the space.
+        TypeError: The observation's shape is wrong, or its values don't fit the dtype of the space.
     """
     declared = f"its space declares {space.dtype.name} of shape {tuple(space.shape)}"
     array = np.asarray(observation)
@@ -57,43 +58,45 @@ def to_device_observation(space: Any, observation: Any, method: str = "step") ->
         raise TypeError(f"{method} returned an observation of {array.dtype} ({type(observation).__name__}); {declared}")
     if array.shape != tuple(space.shape):
         raise TypeError(f"{method} returned an observation of shape {array.shape}; {declared}")
-    held = np.dtype(NARROW_DTYPES.get(space.dtype.name, space.dtype.name))
+    device_dtype = np.dtype(NARROW_DTYPES.get(space.dtype.name, space.dtype.name))
     with np.errstate(invalid="ignore", over="ignore"):
-        cast = array.astype(held)
+        cast = array.astype(device_dtype)
     wrong = np.zeros(array.shape, np.bool_)
-    if held.kind == "f":
+    if device_dtype.kind == "f":
         wrong = np.asarray(np.isinf(cast) & np.isfinite(array))
-    if held.kind != "f":
+    if device_dtype.kind != "f":
         # Whole numbers, and floats with whole values, if they fit: compared as floats, since a cast may
         # change a sign.
         wrong = np.asarray(cast.astype(np.float64) != array.astype(np.float64))
     if wrong.any():
         value = array[wrong][0]
-        held_in = f", which Panax holds in {held.name}" if held != space.dtype else ""
-        raise TypeError(f"{method} returned an observation with {value} ({array.dtype.name}); {declared}{held_in}")
+        narrowed = f", which Panax holds in {device_dtype.name}" if device_dtype != space.dtype else ""
+        raise TypeError(f"{method} returned an observation with {value} ({array.dtype.name}); {declared}{narrowed}")
     return cast
 
 
-def to_float_reward(given: Any) -> np.float32:
+def to_float_reward(reward: Any) -> np.float32:
     """Convert a reward to one number; an array of one element is accepted.
 
     Raises:
-        TypeError: It is not one number.
+        TypeError: The reward is not one number.
     """
-    array = np.asarray(given)
+    array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "biuf":
-        what = f"{array.dtype} of shape {array.shape}" if array.dtype.kind in "biuf" else f"a {type(given).__name__}"
-        raise TypeError(f"step returned a reward that is {what}; expected one number")
+        description = (
+            f"{array.dtype} of shape {array.shape}" if array.dtype.kind in "biuf" else f"a {type(reward).__name__}"
+        )
+        raise TypeError(f"step returned a reward that is {description}; expected one number")
     return np.float32(array.reshape(()))
 
 
-def to_bool_flag(name: str, given: Any) -> bool:
+def to_bool_flag(name: str, flag: Any) -> bool:
     """Convert a flag to a bool; 0 and 1, and an array of one element, are accepted too.
 
     Raises:
-        TypeError: It is not a flag.
+        TypeError: The value is not a flag.
     """
-    array = np.asarray(given)
+    array = np.asarray(flag)
     if array.size != 1 or array.dtype.kind not in "biuf" or array.reshape(()) not in (0, 1):
-        raise TypeError(f"step returned {name}={given!r}; expected True or False")
+        raise TypeError(f"step returned {name}={flag!r}; expected True or False")
     return bool(array.reshape(()))

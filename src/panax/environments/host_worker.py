@@ -61,13 +61,13 @@ class EnvironmentWorker:
         flags."""
         rows = []
         for environment, action, seed in zip(self.environments, actions, seeds):
-            seen, reward, *flags, _ = environment.step(to_host_action(environment.action_space, action))
+            observation, reward, *flags, _ = environment.step(to_host_action(environment.action_space, action))
             if len(flags) != 2:
                 raise TypeError(
                     f"step returned {len(flags) + 3} values; expected observation, reward, terminated, truncated, info"
                 )
             # A copy: the environment may overwrite its array when it resets.
-            led_to = to_device_observation(environment.observation_space, seen)
+            led_to = to_device_observation(environment.observation_space, observation)
             reward, terminated, truncated = (
                 to_float_reward(reward),
                 to_bool_flag("terminated", flags[0]),
@@ -115,7 +115,7 @@ def parse_message(line: bytes) -> tuple[dict[str, Any], list[tuple[np.dtype, tup
     """Parse a message's line; return its content, and the dtypes and shapes of the arrays that follow.
 
     Raises:
-        ValueError: It is not a valid line, or announces invalid arrays.
+        ValueError: The line is invalid, or announces invalid arrays.
     """
     head = json_reader.parse_as(dict, line, constants=True)
     try:
@@ -157,20 +157,20 @@ def _serve(source: IO[bytes], out: IO[bytes]) -> None:
     worker: EnvironmentWorker | None = None
     with contextlib.suppress(EOFError):
         while True:
-            asked, arrays = _read(source)
+            request, arrays = _read(source)
             try:
                 if worker is None:
-                    worker = EnvironmentWorker(asked)
+                    worker = EnvironmentWorker(request)
                     _write(out, {"ok": True, **worker.describe_spaces()})
-                elif asked["do"] == "try":
+                elif request["do"] == "try":
                     _write(out, {"ok": True}, worker.try_out())
-                elif asked["do"] == "reset":
-                    _write(out, {"ok": True}, worker.reset(asked["seeds"]))
+                elif request["do"] == "reset":
+                    _write(out, {"ok": True}, worker.reset(request["seeds"]))
                 else:
-                    _write(out, {"ok": True}, worker.step(arrays[0], asked["seeds"]))
+                    _write(out, {"ok": True}, worker.step(arrays[0], request["seeds"]))
             except Exception as error:  # any error of an environment is one message to the parent
-                said = " ".join(str(error).split())
-                _write(out, {"ok": False, "error": f"{type(error).__name__}: {said}"})
+                reason = " ".join(str(error).split())
+                _write(out, {"ok": False, "error": f"{type(error).__name__}: {reason}"})
     if worker is not None:
         worker.close()
 

@@ -27,7 +27,7 @@ def import_library(module: str, extra: str, remark: str = "") -> ModuleType:
         remark: Additional remark, as part of a sentence.
 
     Raises:
-        RecipeError: It can't be imported; the message has the command that installs it.
+        RecipeError: The module can't be imported; the message has the command that installs it.
     """
     try:
         return importlib.import_module(module)

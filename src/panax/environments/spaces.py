@@ -33,7 +33,7 @@ class Space(Validated, abc.ABC):
 
     @abc.abstractmethod
     def contains(self, value: Num[Array, "..."] | Bool[Array, "..."]) -> Bool[Array, ""]:
-        """Return True if a value of the right shape and dtype is in this set. NaN is in none."""
+        """Return True if a value of the right shape and dtype is in this set. NaN never is."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,8 +123,8 @@ class Box(Space):
         if self.dtype in ("int32", "uint8"):
             limits = np.iinfo(self.dtype)
             low, high = (np.asarray(np.clip(bound, limits.min, limits.max)) for bound in (self.lower, self.upper))
-            drawn = jax.random.uniform(key, self.shape, jnp.float32)
-            integers = jnp.floor(self._between(drawn, low, np.asarray(high + 1.0)))
+            uniform = jax.random.uniform(key, self.shape, jnp.float32)
+            integers = jnp.floor(self._between(uniform, low, np.asarray(high + 1.0)))
             return jnp.clip(integers, self._full(low), self._full(high)).astype(self.dtype)
         # Without a bound, values are drawn within 1 of the other bound, or of 0, with any sign.
         low, high = np.broadcast_arrays(self.lower, self.upper)
@@ -140,7 +140,7 @@ class Box(Space):
         return jnp.all((wide >= self._full(self.lower)) & (wide <= self._full(self.upper)))
 
     def clip(self, value: Num[Array, "*batch"]) -> Num[Array, "*batch"]:
-        """Clip a value, or a batch of them with leading axes, to the bounds."""
+        """Clip a value, or a batch of values with leading axes, to the bounds."""
         low, high = (
             jnp.broadcast_to(self._full(bound).astype(value.dtype), value.shape) for bound in (self.lower, self.upper)
         )

@@ -14,7 +14,7 @@ EVALUATION = "evaluation/"
 
 
 def _needs_evaluations(hook: Hook, metric: str, run: RunView) -> None:
-    """Raise if the metric is one of evaluations and the run does not evaluate."""
+    """Raise a RecipeError if the metric is one of evaluations and the run does not evaluate."""
     if not metric.startswith("train/") and not run.evaluates:
         raise RecipeError(
             f"{type(hook).__name__} compares {metric!r} after each evaluation, and this run has none between its steps: give it "

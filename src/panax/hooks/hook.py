@@ -122,7 +122,7 @@ class Hook:
         """Handle an imminent checkpoint; `state` is called next."""
 
     def at_end(self, run: RunView) -> None:
-        """Handle the end of the run, whatever ended it; its last checkpoint has been written."""
+        """Handle the end of the run for any reason; its last checkpoint has been written."""
 
     def state(self) -> Any:
         """Return the hook's state for a checkpoint: JSON values, or None."""

@@ -1,7 +1,7 @@
 """Agreement among the processes of a job on short values: small collectives that all of them call at the same
 point.
 
-A single process agrees with itself, and uses no device.
+A single process returns its own values, and uses no device.
 """
 
 import jax

@@ -31,11 +31,11 @@ def use_batch_policy_while_alone(sharing: int) -> None:
     interrupts the thread that holds its lock, it requests that lock over and over until the kernel's next
     tick, 4 ms later: on a process of one core a sum of 4 KiB took 4 ms, and takes 0.2 ms in Linux's batch
     policy. If other programs run on the same cores, the thread would have to wait for them, and a step takes
-    up to twice as long: there the usual policy is better. A thread chooses once a second
+    up to twice as long: the default policy is then better. A thread selects the policy once a second
     (docs/decisions/0020-threads-of-a-process-on-cpu.md).
 
-    The policy of other threads is not changed. If the system has no batch policy nothing happens; if it
-    refuses, there is a warning. A second call changes nothing.
+    The policy of threads that exist already is not changed. Without a batch policy in the system the call has no
+    effect; if the system refuses the policy, a warning is printed. A second call changes nothing.
 
     Args:
         sharing: Number of processes of the same job that run on the same cores.
@@ -50,7 +50,7 @@ def processes_on_these_cores(local: int) -> int:
     """Return the number of a job's processes on the cores of this one, given that `local` of them are on this
     host.
 
-    A process restricted to some of the cores has them for itself.
+    A process that is restricted to some of the host's cores is assumed not to share them.
     """
     given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return local if given == os.cpu_count() else 1
@@ -85,29 +85,32 @@ class CoreLoad:
     """Meter of the use of this process's cores.
 
     Args:
-        sharing: Number of processes of the same job that run on them; each is assumed to use as much as this
-            one.
+        sharing: Number of processes of the same job that run on these cores; each is assumed to use as much
+            time as this process.
     """
 
     def __init__(self, sharing: int):
         self._sharing = sharing
         self._cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         self._ticks = os.sysconf("SC_CLK_TCK")
-        self._busy, self._idle, self._own = self._now()
+        self._busy, self._idle, self._process_seconds = self._read_seconds()
 
     def shares(self) -> tuple[float, float]:
         """Return the shares of the cores' time that this process and other programs have used since the last
         call."""
-        busy, idle, own = self._now()
-        used = (busy - self._busy) - (own - self._own) * self._sharing
+        busy, idle, process_seconds = self._read_seconds()
+        other_seconds = (busy - self._busy) - (process_seconds - self._process_seconds) * self._sharing
         passed = busy - self._busy + idle - self._idle
-        mine, others = (own - self._own) / passed, max(used, 0.0) / passed
-        self._busy, self._idle, self._own = busy, idle, own
-        return mine, others
+        process_share, other_share = (
+            (process_seconds - self._process_seconds) / passed,
+            max(other_seconds, 0.0) / passed,
+        )
+        self._busy, self._idle, self._process_seconds = busy, idle, process_seconds
+        return process_share, other_share
 
-    def _now(self) -> tuple[float, float, float]:
-        """Return the seconds for which the cores were busy, for which they were not, and for which this
-        process ran."""
+    def _read_seconds(self) -> tuple[float, float, float]:
+        """Return the seconds for which the cores were busy, for which they were idle, and for which this process
+        ran."""
         busy = idle = 0
         for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
             name, *counted = line.split()
@@ -123,10 +126,10 @@ def _watch(sharing: int) -> None:
     cores, batch, disturbed = CoreLoad(sharing), True, 0
     while True:
         time.sleep(CHECK_SECONDS)
-        mine, others = cores.shares()
-        if mine < MIN_IDLE_SHARE:
+        process_share, other_share = cores.shares()
+        if process_share < MIN_IDLE_SHARE:
             continue
-        disturbed = disturbed + 1 if others > MAX_OTHERS_SHARE else 0
-        wanted = disturbed < NUM_CHECKS
-        if wanted != batch and set_batch_policy(batch=wanted):
-            batch = wanted
+        disturbed = disturbed + 1 if other_share > MAX_OTHERS_SHARE else 0
+        should_batch = disturbed < NUM_CHECKS
+        if should_batch != batch and set_batch_policy(batch=should_batch):
+            batch = should_batch

@@ -1,7 +1,7 @@
 """Reports of a worker to the supervisor that started it: its phase, its progress, and the error that ends it.
 
-Each is a line of JSON in a pipe that the worker inherits, so that no file and no port is needed. The worker
-never waits for a reader: a line that does not fit the pipe is dropped, except for its error. A process
+Each report is a line of JSON in a pipe that the worker inherits, so that no file and no port is needed. The
+worker never waits for a reader: a line that does not fit the pipe is dropped, unless it is the error. A process
 without a supervisor sends nothing.
 """
 
@@ -28,14 +28,14 @@ class Heartbeat:
 
     >>> read, write = os.pipe()
     >>> beat = Heartbeat(write)
-    >>> beat.phase("join"); beat.step(1); beat.step(2)  # the second of two steps within half a second is not told
+    >>> beat.phase("join"); beat.step(1); beat.step(2)  # the second of two steps within half a second is not sent
     >>> [sorted(json.loads(line)) for line in os.read(read, 4096).splitlines()]
     [['at', 'phase'], ['at', 'step']]
     """
 
     def __init__(self, descriptor: int | None):
         self._descriptor = descriptor
-        self._told = 0.0
+        self._sent_at = 0.0
         self._step: int | None = None
         self._phase = "start"
         if descriptor is not None:
@@ -74,8 +74,8 @@ class Heartbeat:
     def step(self, number: int) -> None:
         """Report that a step has been taken."""
         self._step, self._phase = number, "steps"
-        if self._descriptor is not None and time.monotonic() - self._told >= SECONDS:
-            self._told = time.monotonic()
+        if self._descriptor is not None and time.monotonic() - self._sent_at >= SECONDS:
+            self._sent_at = time.monotonic()
             self._tell(step=number)
 
     def report_saved(self, step: int) -> None:
@@ -85,14 +85,14 @@ class Heartbeat:
 
     def report_alive(self) -> None:
         """Report progress without a step: a batch has arrived, or was evaluated."""
-        if self._descriptor is not None and time.monotonic() - self._told >= SECONDS:
-            self._told = time.monotonic()
+        if self._descriptor is not None and time.monotonic() - self._sent_at >= SECONDS:
+            self._sent_at = time.monotonic()
             self._tell()
 
     def values(self, step: int, values: Mapping[str, float]) -> None:
         """Send the metrics of a step, for observers of the job."""
         if self._descriptor is not None:
-            self._told = time.monotonic()
+            self._sent_at = time.monotonic()
             self._tell(step=step, values=dict(values))
 
     def facts(self, **facts: Any) -> None:

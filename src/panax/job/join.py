@@ -37,7 +37,7 @@ def join(
     index: int | None = None,
     bind: str | None = None,
 ) -> Membership | None:
-    """Join the processes of a job, before JAX is used: from then on `jax.devices()` are those of all of them.
+    """Join the processes of a job, before JAX is used: afterwards `jax.devices()` are the devices of all processes.
 
     Without arguments the job is read from the environment: that of `panax launch`, torchrun, `srun`, or
     `mpirun`. A single process joins nothing. A second call changes nothing.
@@ -46,7 +46,7 @@ def join(
         panax.join("node1:7733", processes=4, index=0)
 
     Args:
-        coordinator: "host:port" of process 0, a free port there; the same in every process.
+        coordinator: "host:port" of process 0, with a port that is free on its host; the same in every process.
         processes: Number of processes.
         index: Index of this process, from 0.
         bind: Address at which process 0 listens; by default that of the coordinator's host.
@@ -62,7 +62,7 @@ def join(
     import jax
 
     global _joined
-    place = _asked(coordinator, processes, index, bind)
+    place = _requested_membership(coordinator, processes, index, bind)
     if _joined is not None:
         if place is not None and place != _joined:
             raise RecipeError(
@@ -95,21 +95,25 @@ def this_membership() -> Membership | None:
     return detect_membership(os.environ)
 
 
-def check_single_process(what: str) -> None:
+def check_single_process(action: str) -> None:
     """Check that this is a single process.
 
     Raises:
-        RecipeError: According to the environment it is one of several, each of which would do the same.
+        RecipeError: According to the environment, this is one of several processes, which would repeat the work.
     """
-    place = this_membership()
-    if place is not None:
-        raise RecipeError(f"{what} runs in one process, and this is {place}; run it once, without what starts several")
+    membership = this_membership()
+    if membership is not None:
+        raise RecipeError(
+            f"{action} runs in one process, and this is {membership}; run it once, without a launcher of several processes"
+        )
 
 
-def _asked(coordinator: str | None, processes: int | None, index: int | None, bind: str | None) -> Membership | None:
+def _requested_membership(
+    coordinator: str | None, processes: int | None, index: int | None, bind: str | None
+) -> Membership | None:
     if coordinator is None and processes is None and index is None:
-        found = this_membership()
-        return found if found is None or bind is None else dataclasses.replace(found, bind=bind)
+        membership = this_membership()
+        return membership if membership is None or bind is None else dataclasses.replace(membership, bind=bind)
     if coordinator is None or processes is None or index is None:
         raise RecipeError("join takes a coordinator, processes and index together, or none of them")
     if processes == 1 and index == 0:

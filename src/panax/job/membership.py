@@ -21,7 +21,7 @@ class Membership:
         coordinator: "host:port" of process 0, where all processes meet.
         processes: Number of processes.
         index: Index of this process, from 0.
-        local_index: Its index among those of its host; None if unknown.
+        local_index: Index of this process among those of its host; None if unknown.
         local_processes: Number of processes on its host; None if unknown.
         bind: Address at which process 0 listens; None for that of the coordinator's host.
         local_devices: GPUs of this host that this process uses; None for all visible ones.
@@ -65,20 +65,19 @@ def split_address(address: str, name: str) -> tuple[str, int]:
 def detect_membership(environment: Mapping[str, str]) -> Membership | None:
     """Return this process's membership of a job according to the environment; None for a single process.
 
-    The sources, of which the first one present is used: Panax's variables, those of torchrun, of a Slurm
-    step, of Open MPI, and of MPICH or Intel MPI. `PANAX_COORDINATOR` alone provides the address for any of
-    them.
+    The first source that is present is used: Panax's variables, or those of torchrun, a Slurm step, Open MPI,
+    MPICH or Intel MPI. `PANAX_COORDINATOR` alone provides the address for each of these.
 
     Raises:
         RecipeError: Variables are missing, contradict each other, or are not numbers.
     """
     variables = _Variables(environment)
     for source in (_panax, _torchrun, _slurm, _open_mpi, _pmi):
-        asked = source(variables)
-        if asked is _ALONE:
+        membership = source(variables)
+        if membership is _ALONE:
             return None
-        if isinstance(asked, Membership):
-            return asked
+        if isinstance(membership, Membership):
+            return membership
     if "PANAX_COORDINATOR" in variables:
         raise RecipeError(
             "PANAX_COORDINATOR is set without this process's index; set PANAX_PROCESSES and PANAX_PROCESS too"
@@ -129,7 +128,7 @@ class _Variables:
         return processes, process
 
     def devices(self, local_index: int | None, local_processes: int | None) -> tuple[int, ...] | None:
-        """Return one GPU for each process of a host, unless each process is shown only its own already."""
+        """Return one GPU for each process of a host, unless each process already sees only its own."""
         if local_index is None or local_processes is None or local_processes == 1:
             return None
         shown = self.text("CUDA_VISIBLE_DEVICES")
@@ -143,8 +142,8 @@ class _Variables:
         """Return this process's membership for launchers that do not assign devices.
 
         Args:
-            place: Number of processes, and index of this one.
-            local: Index of this one among those of its host, and their number.
+            place: Number of processes, and index of this process.
+            local: Index of this process among those of its host, and their number.
         """
         return Membership(
             coordinator=coordinator,
@@ -255,14 +254,14 @@ def _address_of_mpirun(variables: _Variables, one_host: bool) -> str | None:
 
     The value is similar to `1531576320.0;tcp://10.96.0.1,10.148.0.1:34911`.
     """
-    said = variables.text("OMPI_MCA_orte_hnp_uri")
-    job = variables.text("PMIX_NAMESPACE") if said is None else said.partition(";")[0]
+    uri = variables.text("OMPI_MCA_orte_hnp_uri")
+    job = variables.text("PMIX_NAMESPACE") if uri is None else uri.partition(";")[0]
     if job is None:
         return None
     port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
     if one_host:
         return f"127.0.0.1:{port}"
-    host = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", said or "")
+    host = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", uri or "")
     return None if host is None else f"{bracket_host(host.group(1) or host.group(2))}:{port}"
 
 

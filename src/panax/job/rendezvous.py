@@ -1,8 +1,8 @@
 """Rendezvous before JAX joins the processes of a job: process 0 waits until all have arrived, and reports the
 result to all of them.
 
-JAX ends a process by SIGABRT if another one does not arrive. Here each of them gets one message that names
-the missing ones. Each line on a connection is a JSON object; process 0 sends the first:
+JAX ends a process by SIGABRT if another one does not arrive. Here each process gets one message that names the
+missing ones. Each line on a connection is a JSON object; process 0 sends the first:
 
     process 0:  {"panax": 1, "nonce": N}
     another:    {"index": 2, "processes": 4, "facts": {...}, "nonce": M, "proof": ...}
@@ -46,8 +46,8 @@ class RendezvousInfo:
 
     Attributes:
         place: Membership of this process.
-        facts: Values that must be the same in all of them, by name: versions.
-        seconds: Time to wait.
+        facts: Values that must be the same in all processes, by name, such as versions.
+        seconds: Time to wait for the other processes.
         secret: Secret of the job; empty if there is none.
     """
 
@@ -67,12 +67,12 @@ def rendezvous(roll: RendezvousInfo, bind: str) -> None:
         bind: "host:port" at which process 0 listens; it is free again afterwards.
 
     Raises:
-        RecipeError: Process 0 can't listen there, or the processes don't agree on their number, versions or
+        RecipeError: Process 0 can't listen at `bind`, or the processes differ in their number, versions or
             secret.
-        JoinError: Not all arrived in time.
+        JoinError: Not all processes arrived in time.
     """
     if roll.place.index == 0:
-        _Caller(roll, bind).wait()
+        _Coordinator(roll, bind).wait()
     else:
         _answer(roll)
 
@@ -87,11 +87,11 @@ class _Peer:
     received: bytes = b""
     theirs: str = ""
     index: int | None = None
-    said: bool = False
+    introduced: bool = False
     since: float = dataclasses.field(default_factory=time.monotonic)
 
 
-class _Caller:
+class _Coordinator:
     """Process 0's side of the rendezvous."""
 
     def __init__(self, roll: RendezvousInfo, bind: str):
@@ -109,19 +109,23 @@ class _Caller:
             selector.register(listener, selectors.EVENT_READ)
             try:
                 while len(self.peers) + self.strays < others:
-                    left = deadline - time.monotonic()
-                    if left <= 0:
+                    remaining_seconds = deadline - time.monotonic()
+                    if remaining_seconds <= 0:
                         error = error or self._missing()
                         break
                     for peer in [key.data for key in selector.get_map().values() if key.data is not None]:
-                        if peer.index is None and not peer.said and time.monotonic() - peer.since > _STRANGER_SECONDS:
+                        if (
+                            peer.index is None
+                            and not peer.introduced
+                            and time.monotonic() - peer.since > _STRANGER_SECONDS
+                        ):
                             self._drop(peer, selector)
-                    for key, _ in selector.select(min(left, 0.5)):
+                    for key, _ in selector.select(min(remaining_seconds, 0.5)):
                         if key.fileobj is listener:
                             self._greet(listener, selector)
-                        elif said := self._hear(key.data, selector):
+                        elif message := self._read_from(key.data, selector):
                             # Those that come a little later should hear it too.
-                            error, deadline = error or said, min(deadline, time.monotonic() + _LINGER_SECONDS)
+                            error, deadline = error or message, min(deadline, time.monotonic() + _LINGER_SECONDS)
                 if not error:
                     error = "" if len(self.peers) == others else self._missing()
             except BaseException as failure:
@@ -130,7 +134,7 @@ class _Caller:
             finally:
                 # Closed before the others are told: what answers at this port from now on is JAX.
                 listener.close()
-                self._tell([key.data for key in selector.get_map().values() if key.data is not None], error)
+                self._send_result([key.data for key in selector.get_map().values() if key.data is not None], error)
         if error:
             raise JoinError(error)
 
@@ -159,8 +163,8 @@ class _Caller:
         if not _send(connection, {"panax": _PROTOCOL, "nonce": peer.nonce}):
             self._drop(peer, selector)
 
-    def _hear(self, peer: _Peer, selector: selectors.BaseSelector) -> str:
-        """Read from a connection; return an error that ends the wait, or ""."""
+    def _read_from(self, peer: _Peer, selector: selectors.BaseSelector) -> str:
+        """Read from a connection; return an error that ends the wait, "" if there is none."""
         try:
             data = peer.connection.recv(4096)
         except OSError:
@@ -172,34 +176,34 @@ class _Caller:
         line, ended, _ = peer.received.partition(b"\n")
         if not ended or peer.index is not None:
             return ""
-        said = _parsed(line)
-        if not (isinstance(said.get("index"), int) and isinstance(said.get("nonce"), str)):
+        message = _parse_line(line)
+        if not (isinstance(message.get("index"), int) and isinstance(message.get("nonce"), str)):
             self._drop(peer, selector)
             return ""
-        peer.theirs, peer.said = said["nonce"], True
-        expected = self.roll.proof("worker", peer.nonce, peer.theirs, str(said["index"]))
-        if not hmac.compare_digest(expected.encode(), str(said.get("proof")).encode()):
+        peer.theirs, peer.introduced = message["nonce"], True
+        expected = self.roll.proof("worker", peer.nonce, peer.theirs, str(message["index"]))
+        if not hmac.compare_digest(expected.encode(), str(message.get("proof")).encode()):
             self.refused.append(peer.host)
             self._drop(peer, selector)
             return ""
-        error = self._disagreement(said, peer)
+        error = self._disagreement(message, peer)
         if error:
             self.strays += 1
         else:
-            peer.index = said["index"]
-            self.peers[said["index"]] = peer
+            peer.index = message["index"]
+            self.peers[message["index"]] = peer
         return error
 
-    def _disagreement(self, said: Mapping[str, Any], peer: _Peer) -> str:
-        index, place = said["index"], self.roll.place
-        if said.get("processes") != place.processes:
+    def _disagreement(self, message: Mapping[str, Any], peer: _Peer) -> str:
+        index, place = message["index"], self.roll.place
+        if message.get("processes") != place.processes:
             return (
-                f"process {index} at {peer.host} was started with {said.get('processes')} processes, process 0 with "
+                f"process {index} at {peer.host} was started with {message.get('processes')} processes, process 0 with "
                 f"{place.processes}; start all of them with the same number"
             )
         if not 0 < index < place.processes or index in self.peers:
             return f"two processes were started as process {index}; number them from 0 to {place.processes - 1}"
-        theirs = said.get("facts")
+        theirs = message.get("facts")
         for name, mine in self.roll.facts.items():
             other = theirs.get(name) if isinstance(theirs, dict) else None
             if other != mine:
@@ -218,15 +222,15 @@ class _Caller:
     def _missing(self) -> str:
         place = self.roll.place
         absent = [str(index) for index in range(1, place.processes) if index not in self.peers]
-        shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
+        missing = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
         refused = f"; a process at {self.refused[0]} has another secret and was refused" if self.refused else ""
         return (
             f"only {len(self.peers) + 1} of {place.processes} processes reached {place.coordinator} within "
-            f"{self.roll.seconds:g} s, missing: {shown}{refused}; check the logs of the missing ones, and that their hosts reach "
-            f"this address"
+            f"{self.roll.seconds:g} s, missing: {missing}{refused}; check the logs of the missing ones, and that their "
+            f"hosts reach this address"
         )
 
-    def _tell(self, peers: list[_Peer], error: str) -> None:
+    def _send_result(self, peers: list[_Peer], error: str) -> None:
         for peer in peers:
             proof = self.roll.proof("coordinator", peer.nonce, peer.theirs, error)
             _send(peer.connection, {"error": error, "proof": proof})
@@ -251,18 +255,18 @@ def _answer(roll: RendezvousInfo) -> None:
             continue
         with connection:
             lines = _lines(connection, time.monotonic() + _GRACE_SECONDS)
-            said = _parsed(next(lines, b""))
-            if said.get("panax") != _PROTOCOL or not isinstance(said.get("nonce"), str):
+            message = _parse_line(next(lines, b""))
+            if message.get("panax") != _PROTOCOL or not isinstance(message.get("nonce"), str):
                 reason = "the process that answers there is not process 0 of a Panax job"
                 continue
             mine = secrets.token_hex(16)
-            proof = roll.proof("worker", said["nonce"], mine, str(place.index))
+            proof = roll.proof("worker", message["nonce"], mine, str(place.index))
             hello = {"index": place.index, "processes": place.processes, "facts": dict(roll.facts), "nonce": mine}
             _send(connection, {**hello, "proof": proof})
             # Process 0 may have begun to wait later.
-            word = _parsed(next(_lines(connection, time.monotonic() + roll.seconds + _GRACE_SECONDS), b""))
+            word = _parse_line(next(_lines(connection, time.monotonic() + roll.seconds + _GRACE_SECONDS), b""))
             error = word.get("error")
-            expected = roll.proof("coordinator", said["nonce"], mine, str(error))
+            expected = roll.proof("coordinator", message["nonce"], mine, str(error))
             if not isinstance(error, str) or not hmac.compare_digest(expected, str(word.get("proof"))):
                 reason = "process 0 ended the connection without a message: it has ended, or has another secret"
                 continue
@@ -277,8 +281,7 @@ def _answer(roll: RendezvousInfo) -> None:
 
 
 def _until_jax_answers(place: Membership, deadline: float) -> None:
-    """Wait until JAX's coordinator answers: JAX would try once, and then wait a second before it tries
-    again."""
+    """Wait until JAX's coordinator answers, since JAX waits a second after a failed attempt."""
     for connection in _connections(place.coordinator, max(deadline, time.monotonic() + _GRACE_SECONDS)):
         if isinstance(connection, socket.socket):
             connection.close()
@@ -286,7 +289,7 @@ def _until_jax_answers(place: Membership, deadline: float) -> None:
 
 
 def _connections(address: str, deadline: float) -> Iterator[socket.socket | str]:
-    """Yield connections to an address, one after the other until time is up; for a failed one, the reason."""
+    """Yield connections to an address, one after the other until the deadline; for a failed connection, the reason."""
     host, port = split_address(address, "the coordinator")
     while (left := deadline - time.monotonic()) > 0:
         try:
@@ -299,10 +302,10 @@ def _connections(address: str, deadline: float) -> Iterator[socket.socket | str]
 def _lines(connection: socket.socket, deadline: float) -> Iterator[bytes]:
     received = b""
     while b"\n" not in received and len(received) <= _LONGEST_LINE:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining_seconds = deadline - time.monotonic()
+        if remaining_seconds <= 0:
             return
-        connection.settimeout(left)
+        connection.settimeout(remaining_seconds)
         try:
             data = connection.recv(4096)
         except OSError:
@@ -313,16 +316,16 @@ def _lines(connection: socket.socket, deadline: float) -> Iterator[bytes]:
     yield received.partition(b"\n")[0]
 
 
-def _send(connection: socket.socket, said: Mapping[str, Any]) -> bool:
+def _send(connection: socket.socket, message: Mapping[str, Any]) -> bool:
     try:
-        connection.sendall(json.dumps(said).encode() + b"\n")
+        connection.sendall(json.dumps(message).encode() + b"\n")
     except OSError:
         return False
     return True
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
-    """Parse a line's object; an empty one if the line is something else."""
+def _parse_line(line: bytes) -> dict[str, Any]:
+    """Parse a line's JSON object; return an empty dict if the line is invalid."""
     try:
         found = json_reader.parse(line)
     except ValueError:

@@ -18,7 +18,7 @@ def count_from_process_start() -> None:
 
 
 def start_run_clock() -> None:
-    """Start the run clock now: until now the process has waited for work."""
+    """Start the run clock now, for a process that has waited for work."""
     global _counts, _began
     _counts, _began = True, time.time()
 

@@ -340,7 +340,7 @@ def start_fresh(
     Raises:
         CheckpointError: There are checkpoints, and all are damaged.
     """
-    if checkpointer.distrusted:
+    if checkpointer.damaged_steps:
         raise CheckpointError(
             f"no checkpoint in {checkpointer.store.url} is undamaged; inspect them with `panax checkpoint verify`, then "
             f"remove them, or start from step 0 with --fresh"

@@ -55,7 +55,7 @@ def test_transformers_loads_the_same_model(any_example: Example, tmp_path) -> No
 def test_each_device_reads_its_own_experts_only(family: str, folder_of_examples, monkeypatch) -> None:
     example = make_example(family, folder_of_examples)
     laid_out = laid_out_on(example.task, MeshShape(expert=4, fsdp=2))
-    read, place, tensor = set(), parameter_reader._place, ParameterMatch.tensor
+    read, place, tensor = set(), parameter_reader._read_to_devices, ParameterMatch.tensor
 
     def of_last_device(*args: Any) -> list[list[jax.Array]]:
         *_, devices = args
@@ -64,7 +64,7 @@ def test_each_device_reads_its_own_experts_only(family: str, folder_of_examples,
                 patch.setattr(ParameterMatch, "tensor", lambda self, at: read.add(tensor(self, at)) or tensor(self, at))
             return place(*args)
 
-    monkeypatch.setattr(parameter_reader, "_place", of_last_device)
+    monkeypatch.setattr(parameter_reader, "_read_to_devices", of_last_device)
     load(example.folder, example.task, *laid_out)
     moe = example.task.model.feed_forward
     experts = {int(match[1]) for name in read if (match := re.search(r"experts\.(\d+)\.", name))}

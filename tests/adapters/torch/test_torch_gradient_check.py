@@ -54,9 +54,9 @@ def test_a_gradient_that_is_nan_hides_no_other(nan, file):
 def test_places_of_nan_are_compared(monkeypatch):
     """A wrong gradient is found beside one that is NaN in the same places, and one that is NaN elsewhere is refused."""
     nan, one = np.float32([np.nan, 1, np.inf]), np.float32([np.nan, 2, np.inf])
-    assert gradient_check._apart({"a": nan}, {"a": nan}) == {"a": 0.0}
-    assert gradient_check._apart({"a": one, "b": nan}, {"a": nan, "b": nan})["a"] == pytest.approx(1.0)
-    assert not gradient_check._apart({"a": np.float32([1, 1, np.inf])}, {"a": nan})["a"] <= 1.0
+    assert gradient_check._distances({"a": nan}, {"a": nan}) == {"a": 0.0}
+    assert gradient_check._distances({"a": one, "b": nan}, {"a": nan, "b": nan})["a"] == pytest.approx(1.0)
+    assert not gradient_check._distances({"a": np.float32([1, 1, np.inf])}, {"a": nan})["a"] <= 1.0
 
     class Rooted(nn.Module):
         def __init__(self):

@@ -113,7 +113,7 @@ def test_threads_share_a_copy_and_keep_the_bound(cache):
 
     def watch() -> None:
         while not stop.is_set():
-            with contextlib.suppress(FileNotFoundError), cache._alone():
+            with contextlib.suppress(FileNotFoundError), cache._lock_directory():
                 worst[0] = max(worst[0], taken(cache))
             time.sleep(0.001)
 

@@ -155,7 +155,7 @@ def test_the_bound_holds_while_a_corpus_larger_than_it_is_read(folder, cache, mo
     worst = 0
     for number, document in enumerate(Jsonl(paths=(f"{folder}/many",)).documents()):
         assert isinstance(document, Document) and document.text == f"{number}" * 200
-        with FileCache.default()._alone():
+        with FileCache.default()._lock_directory():
             worst = max(worst, bytes_in(cache))
     assert number == 7 and size <= worst <= 2.5 * size
     # Where there is room for one alone, nothing is copied ahead.

@@ -53,27 +53,27 @@ def test_a_token_file_cut_short_while_it_is_trained_on_is_named(tokens, tmp_path
 @pytest.mark.parametrize("remembered", [False, True])
 def test_a_token_file_that_holds_zeros_is_named(tokens, tmp_path, monkeypatch, name, remembered):
     monkeypatch.setattr("panax.data.files.checksums._SETTLED_SECONDS", -9.0 if remembered else 9.0)
-    open_tokens(tokens, seen=tmp_path / "seen")
+    open_tokens(tokens, verified_dir=tmp_path / "seen")
     zero(tokens / f"{name}.bin")
     with pytest.raises(
         DataError,
         match=rf"{name}\.bin is damaged: its checksum does not match the one stored when it was written; write",
     ):
-        open_tokens(tokens, seen=tmp_path / "seen")
+        open_tokens(tokens, verified_dir=tmp_path / "seen")
 
 
 def test_checksums_are_compared_once_for_each_state_of_a_file(tokens, tmp_path, monkeypatch):
     monkeypatch.setattr("panax.data.files.checksums._SETTLED_SECONDS", -9.0)
-    open_tokens(tokens, seen=tmp_path / "seen")
+    open_tokens(tokens, verified_dir=tmp_path / "seen")
     with monkeypatch.context() as patched:
         patched.setattr("panax.data.text.tokens.compute_checksum", None)
-        open_tokens(tokens, seen=tmp_path / "seen")
+        open_tokens(tokens, verified_dir=tmp_path / "seen")
         with pytest.raises(TypeError):
             open_tokens(tokens)
     (tokens / "tokens.bin").touch()
     monkeypatch.setattr("panax.data.text.tokens.compute_checksum", None)
     with pytest.raises(TypeError):
-        open_tokens(tokens, seen=tmp_path / "seen")
+        open_tokens(tokens, verified_dir=tmp_path / "seen")
 
 
 @pytest.mark.parametrize("earlier", [False, True])

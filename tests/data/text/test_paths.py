@@ -6,7 +6,7 @@ import pytest
 
 from panax.core import DataError, RecipeError
 from panax.data import Jsonl, Parquet, TextFiles, TokenFile, TokenWriter, make_corpus
-from panax.data.text.paths import _read_by
+from panax.data.text.paths import _choose_corpus
 
 
 @pytest.fixture
@@ -122,5 +122,5 @@ def test_folders_that_a_library_wrote(here):
         (here / folder).mkdir()
         for name in names:
             (here / folder / name).write_bytes(b"x")
-        names_read = _read_by(folder)
+        names_read = _choose_corpus(folder)
         assert (names_read[0] if isinstance(names_read, tuple) else type(names_read)).__name__ == kind

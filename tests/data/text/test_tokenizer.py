@@ -7,7 +7,7 @@ import pytest
 from panax.core import DataError, RecipeError
 from panax.data import BytePairTokenizer, Document, PretrainedTokenizer, TextFiles, Tokenizer
 from panax.data.files.cache import read_or_build
-from panax.data.text.encoding import _cut
+from panax.data.text.encoding import _split_text
 
 TEXT = "the cat sat on the mat, the cat ate the rat; naïve 猫 \t\n\n  def f(x):\n    return x ** 2\n"
 
@@ -123,10 +123,10 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path):
 def test_long_texts_are_cut_where_the_tokens_stay_the_same(tokenizer, monkeypatch):
     monkeypatch.setattr("panax.data.text.encoding._PIECE_CHARACTERS", 10)
     text = TEXT * 20
-    pieces = _cut(text)
+    pieces = _split_text(text)
     assert "".join(pieces) == text and len(pieces) > 50
     assert [i for ids in tokenizer.encode_batch(pieces) for i in ids] == tokenizer.encode(text)
-    assert _cut("x" * 50) == ["x" * 50] and _cut("") == [""]
+    assert _split_text("x" * 50) == ["x" * 50] and _split_text("") == [""]
 
 
 def test_a_corpus_that_fails_fails_training(tmp_path):

@@ -100,11 +100,11 @@ def remembered(folder: str, second: bool, said: list[str]) -> int | None:
     tier = MemoryTier(MemoryConfig(every=5, directory=f"{folder}-of-{jax.process_index()}"), "run", said.append)
     for step in (5, 10):
         tier.save(state(step), step, {"data": step})
-    tier._settle()
+    tier._wait_for_previous()
     if second:
         memory.publish_part = refused
     tier.save(state(15), 15, {"data": 15})
-    tier._settle()
+    tier._wait_for_previous()
     newest = tier.newest()
     tier.close(forget=True)
     return None if newest is None else newest.manifest.step

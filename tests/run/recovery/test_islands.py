@@ -251,7 +251,7 @@ def test_islands_that_compress_agree_too(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"local_steps": 1}, "islands meet after local steps; set comms.local_steps"),
+        ({"local_steps": 1}, "islands synchronize after local steps; set comms.local_steps"),
         ({"local_steps": 4, "fragments": 2}, "islands agree on all parameters at once"),
         ({"local_steps": 4, "compress": "int8"}, "set comms.error_feedback=False"),
     ],
@@ -280,7 +280,7 @@ def test_the_place_of_another_run_and_an_old_start_are_refused(undisturbed, tmp_
     place = str(folder / "outer_sync")
     there = Islands(count=COUNT, index=0, store=place)
     other = dataclasses.replace(experiment(tmp_path), seed=1, comms=Comms(local_steps=LOCAL, islands=there))
-    with pytest.raises(CheckpointError, match="is where another run's islands meet"):
+    with pytest.raises(CheckpointError, match="is used by another run's islands"):
         panax.fit(other, devices=jax.devices()[:2], quiet=True)
     fresh = dataclasses.replace(experiment(tmp_path / "fresh"), comms=Comms(local_steps=LOCAL, islands=there))
     with pytest.raises(CheckpointError, match="holds 4 rounds of an earlier start of this run"):

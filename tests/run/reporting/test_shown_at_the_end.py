@@ -23,7 +23,7 @@ def test_a_sample_that_fails_is_one_warning(monkeypatch, error, words):
     prepared = SimpleNamespace(experiment=settings, data=SimpleNamespace(unigram_entropy=None))
     result = SimpleNamespace(prepared=prepared, evaluation={"loss": 1.0}, checkpoint="runs/x/checkpoints/step_1")
     out = io.StringIO()
-    command.show(result, Console(file=out, width=200), kept=True)  # pyright: ignore[reportArgumentType]
+    command.show(result, Console(file=out, width=200), has_files=True)  # pyright: ignore[reportArgumentType]
     shown = out.getvalue()
     assert shown.count("warning: no sample") == 1 and words in shown
     assert "held-out loss 1.0000" in shown and "runs/x/checkpoints/step_1" in shown

@@ -30,7 +30,7 @@ _MOST_LAYERS = 10_000
 def config_from(directory: str | Path) -> DecoderConfig | VitConfig:
     """Read the configuration of the decoder, or the vision transformer, in a folder in Hugging Face's layout.
 
-    Dropout is not part of it: it stays 0, whatever rates the release was trained with.
+    The configuration does not include dropout, which is 0 regardless of the release's training.
 
     Args:
         directory: A folder with a config.json; nothing is downloaded.
@@ -64,7 +64,7 @@ def read_config(folder: Path) -> tuple[Family, DecoderConfig | VitConfig]:
 
 
 def read_decoder(raw: Mapping[str, Any], where: Path) -> DecoderConfig:
-    """Return the configuration of a decoder from its config.json, which need not be a file."""
+    """Return the configuration of a decoder from the content of its config.json."""
     return _decoder_config(_Reader(_family_of(raw, where), raw, where))
 
 
@@ -132,10 +132,10 @@ class _Reader:
             return None
         if value is None and self.family.absent.get(key, 0) is None:
             return 0
-        wanted = typing.get_args(kind)[0] if optional else kind
-        if not is_json(value, wanted):
-            self.refuse(key, f"expected a value of type {wanted.__name__}")
-        return wanted(value)
+        expected_type = typing.get_args(kind)[0] if optional else kind
+        if not is_json(value, expected_type):
+            self.refuse(key, f"expected a value of type {expected_type.__name__}")
+        return expected_type(value)
 
 
 def _decoder_config(read: _Reader) -> DecoderConfig:
@@ -184,7 +184,7 @@ def _layer_fields(read: _Reader, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shortest_cycle(values: tuple[Any, ...], default: Any) -> tuple[Any, ...]:
-    """Return the shortest cycle that gives these values when repeated; of no values, a cycle of the default."""
+    """Return the shortest cycle that gives these values when repeated; without values, a cycle of the default."""
     for length in range(1, len(values) + 1):
         if all(x == values[i % length] for i, x in enumerate(values)):
             return values[:length]

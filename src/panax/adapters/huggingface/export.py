@@ -64,19 +64,19 @@ def save(
         max_shard_bytes: Largest size of a file's tensors; a larger single tensor gets a separate file.
         token_ids: `bos_token_id`, `eos_token_id` and `pad_token_id` of a decoder's tokenizer, if it has them.
         classes: Class names of a vision transformer's labels, by index.
-        like: The config.json of the release from which a decoder was trained: it is written as the same family where that
-            can express it, with the keys that change nothing here.
+        like: The config.json of the release from which a decoder was trained: the decoder is written as the same family if
+            possible, with the keys of that file that do not affect the decoder.
         towers: The release's folder, if `like` is of a model with other towers in addition to the text's, or the family carries
-            tensors that are not computed: these are copied from there as they are.
+            tensors that are not computed: these are copied from the folder unchanged.
 
     Raises:
-        RecipeError: No family can express the model; names the fields in the way.
+        RecipeError: No family can express the model; the message names the fields that prevent it.
         CheckpointError: The folder can't be written, or the weights are sharded over several processes.
     """
     if max_shard_bytes <= 0:
         raise RecipeError(f"max_shard_bytes={max_shard_bytes}; expected a positive number of bytes")
     folder, model = Path(directory), merge_low_rank(model)
-    family, raw, beside = _described(model, model_type, token_ids or {}, classes, like or {})
+    family, raw, beside = _describe(model, model_type, token_ids or {}, classes, like or {})
     if isinstance(model, Decoder):
         _check_state(model, state or {})
     tensors: dict[str, Sources] = _tensors(list(match_parameters(family, model, state or {})))
@@ -88,7 +88,7 @@ def save(
                 )
     if next(folder.glob("*.safetensors*"), None) is not None:
         raise CheckpointError(f"{folder} holds weights already; choose another folder, or empty it")
-    with _opened_towers(family, like or {}, towers) as (names, copied):
+    with _open_towers(family, like or {}, towers) as (names, copied):
         renamed = {names.outer(name) if names else name: sources for name, sources in tensors.items()}
         _write_files(folder, renamed | copied, max_shard_bytes, {**beside, CONFIG: raw})
 
@@ -101,10 +101,10 @@ def save_gguf(
     tokenizer: str | Path | None = None,
     like: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a decoder as one GGUF file, which llama.cpp and what builds on it run.
+    """Write a decoder as one GGUF file, for llama.cpp and programs based on it.
 
     Args:
-        path: The file; a whole one of this name is replaced at the end.
+        path: The file; an existing one is replaced at the end.
         kind: Type of the matrices: "F16", or "Q8_0" with 8 bits and a scale for each 32 values. Vectors are in float32.
         tokenizer: Folder with `tokenizer.json`, and `tokenizer_config.json`, `generation_config.json` and
             `chat_template.jinja` if there are any; None to write no tokenizer.
@@ -130,8 +130,10 @@ def save_gguf(
     expected = resolve_defaults(model.config)
 
     def difference(read_back: dict[str, Any]) -> str | None:
-        there = resolve_defaults(read_decoder(read_back, path))
-        differs = [f"{name}={there[name]!r} for {value!r}" for name, value in expected.items() if there[name] != value]
+        resolved = resolve_defaults(read_decoder(read_back, path))
+        differs = [
+            f"{name}={resolved[name]!r} for {value!r}" for name, value in expected.items() if resolved[name] != value
+        ]
         return "; ".join(differs) or None
 
     folder = None if tokenizer is None else Path(tokenizer)
@@ -139,11 +141,11 @@ def save_gguf(
 
 
 @contextlib.contextmanager
-def _opened_towers(
+def _open_towers(
     family: Family, like: Mapping[str, Any], towers: str | Path | None
 ) -> Iterator[tuple[TowerNames | None, dict[str, Any]]]:
-    """Open a release's tensors that are exported as they came, those of other towers and those that the family carries;
-    yield the text tower's names, and these by name."""
+    """Open the tensors of a release that are exported unchanged: those of other towers, and those that the family
+    carries; yield the text tower's names, and these tensors by name."""
     if not has_towers(like):
         if towers is None or family.carried is None:
             yield None, {}
@@ -160,8 +162,8 @@ def _opened_towers(
         yield names, {name: value for name, value in tensors.items() if names.inner(name) is None}
 
 
-def _write_files(folder: Path, tensors: Mapping[str, Any], max_shard_bytes: int, beside: Mapping[str, Any]) -> None:
-    """Write tensors in shards, then the other files in their order.
+def _write_files(folder: Path, tensors: Mapping[str, Any], max_shard_bytes: int, json_files: Mapping[str, Any]) -> None:
+    """Write tensors in shards, then the other JSON files in the order of `json_files`.
 
     Args:
         tensors: Name to sources in the model, or to a tensor of another file.
@@ -181,16 +183,16 @@ def _write_files(folder: Path, tensors: Mapping[str, Any], max_shard_bytes: int,
             apply_umask(partial)
             os.replace(partial, folder / file)
         if len(shards) > 1:
-            where = {name: file for file, names in zip(files, shards) for name in names}
-            index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+            file_by_name = {name: file for file, names in zip(files, shards) for name in names}
+            index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": file_by_name}
             _write_json(folder / INDEX_FILE, index)
-        for file, content in beside.items():
+        for file, content in json_files.items():
             _write_json(folder / file, content)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"can't write to {folder}: {error}") from error
 
 
-def _described(
+def _describe(
     model: Decoder | Vit,
     model_type: str | None,
     token_ids: Mapping[str, int | None],
@@ -217,7 +219,7 @@ def _described(
 
 
 def _includes(released: Any, token: int | None) -> bool:
-    """Return True if a release's token id, or list of ids that end an answer, has the tokenizer's."""
+    """Return True if a release's token id, or list of ids that end an answer, includes the tokenizer's id."""
     return released is not None and (token is None or token in (released if isinstance(released, list) else [released]))
 
 
@@ -235,12 +237,12 @@ def named_tensors(model: Decoder | Vit, model_type: str) -> Iterator[tuple[str, 
         yield name, _tensor(sources)
 
 
-def _tensors(found: list[ParameterMatch]) -> dict[str, Sources]:
+def _tensors(matches: list[ParameterMatch]) -> dict[str, Sources]:
     """Return tensor name to its sources: those outside of the layers first, then layer by layer."""
-    sources = [(match.layer(place), match, place) for match in found for place in match.places]
+    sources = [(match.layer(index), match, index) for match in matches for index in match.places]
     tensors: dict[str, Sources] = {}
-    for _, match, place in sorted(sources, key=lambda source: source[0]):
-        tensors.setdefault(match.tensor(place), []).append((match, place))
+    for _, match, index in sorted(sources, key=lambda source: source[0]):
+        tensors.setdefault(match.tensor(index), []).append((match, index))
     return tensors
 
 
@@ -248,24 +250,24 @@ def _tensor(sources: Sources) -> np.ndarray:
     """Assemble one tensor in host memory."""
     first = sources[0][0]
     out = np.empty(first.tensor_shape, first.leaf.dtype)
-    for match, place in sources:
+    for match, index in sources:
         pattern, sizes = match.source.pattern, match.sizes
         real = tuple(slice(sizes[axis]) for axis in match.axes)
-        pattern.write(out, match.axes, sizes, _part(match, place)[real], match.source.part)
+        pattern.write(out, match.axes, sizes, _assemble_parameter(match, index)[real], match.source.part)
     return out
 
 
-def _part(match: ParameterMatch, place: StackIndex) -> np.ndarray:
+def _assemble_parameter(match: ParameterMatch, index: StackIndex) -> np.ndarray:
     """Assemble a parameter's values at an index (all, if nothing is stacked) from the devices' shards."""
     leaf: jax.Array = match.leaf
-    skip = len(place)
+    skip = len(index)
     out = np.empty(leaf.shape[skip:], leaf.dtype)
     for shard in leaf.addressable_shards:
         if shard.replica_id:
             continue
         ranges = index_ranges(leaf.shape, shard.index)
-        if all(low <= i < high for i, (low, high) in zip(place, ranges)):
-            data: Any = shard.data[tuple(i - low for i, (low, _) in zip(place, ranges))]
+        if all(low <= i < high for i, (low, high) in zip(index, ranges)):
+            data: Any = shard.data[tuple(i - low for i, (low, _) in zip(index, ranges))]
             out[tuple(slice(*r) for r in ranges[skip:])] = np.asarray(data)
     return out
 

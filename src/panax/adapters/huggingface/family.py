@@ -1,4 +1,4 @@
-"""Families of models: tables that map the keys of config.json and the tensors to ours."""
+"""Families of models: tables that map the keys of config.json and the tensors to Panax's."""
 
 import dataclasses
 import functools
@@ -100,26 +100,26 @@ class Family:
         only: Keys that change the computation, and their values that the decoder supports.
         activation_names: Ours to theirs, if it is not the one that most families write.
         rotary: How rotary positions are described; None if `fields` has the setting.
-        windows: How sliding windows are.
+        windows: How sliding windows are described.
         mixture: Mapping of the mixture, for a family with experts.
-        latent: True if it has latent attention.
+        latent: True if the family has latent attention.
         also: Other values of `model_type` with the same meaning.
         predicts_more: True if files may have layers past the last, which predict further tokens: they are
             ignored.
         nested: Keys with values that are objects; "outer.inner" is a key inside one.
-        token_ids: Token ids that `transformers` can't do without, if the tokenizer has none.
+        token_ids: Token ids that `transformers` requires, if the tokenizer has none.
         preferred: False if a configuration is written as another family's that expresses it too.
         needed: Fields that may be None, but not in a member of this family.
-        whole_heads: True if `transformers` refuses a member with a width that its heads don't divide, even
+        whole_heads: True if `transformers` rejects a member with a width that its heads don't divide, even
             with a `head_dim`.
         weights: Parameter name, with "layers." for a block's position in its stack, to its source.
         buffers: Tensors with names that match are not parameters; older files contain them.
-        carried: Tensors with names that match are not computed, and are exported as they came: layers that predict further
-            tokens, under a name of their own.
+        carried: Tensors with names that match are not computed, and are exported unchanged: layers that predict further
+            tokens, under separate names.
         config: The class of settings that it expresses, `DecoderConfig` or one that extends it.
-        complete: Fills in the keys that `transformers` derives from others, or refuses them.
+        complete: Fills in the keys that `transformers` derives from others, or rejects them.
         computed: Fields that `read` returns.
-        read: (config.json, a function that refuses a key with a reason) to the fields that the tables lack.
+        read: (config.json, a function that rejects a key with a reason) to the fields that the tables lack.
         write: A configuration to the keys that the tables lack, and to the problems that config.json can't
             express.
     """
@@ -172,7 +172,7 @@ class Family:
         return found
 
     def is_carried(self, name: str) -> bool:
-        """Return True if a tensor is not computed, and is exported as it came."""
+        """Return True if a tensor is not computed, and is exported unchanged."""
         return self.carried is not None and self.carried.search(name) is not None
 
     @property

@@ -49,7 +49,7 @@ def layer_rotaries(config: DecoderConfig) -> Rotaries:
 
 
 def check_same(theirs: DecoderConfig, ours: DecoderConfig, folder: Path) -> None:
-    """Raise a RecipeError that names each field in which the two compute something else.
+    """Raise a RecipeError that names each field in which the two configurations compute something else.
 
     Dropout may differ, settings of a mixture that concern training alone, and, without learned positions, the
     maximum length.
@@ -72,7 +72,7 @@ def to_config_json(config: DecoderConfig, model_type: str | None) -> tuple[Famil
     """Return the family that can express a configuration, and its config.json.
 
     Raises:
-        RecipeError: None can, or `model_type` can't; names the fields in the way.
+        RecipeError: No family can, or `model_type` can't; the message names the fields that prevent it.
     """
     if model_type is not None and model_type not in FAMILIES:
         raise RecipeError(f"model_type={model_type!r} is unknown; {suggest_name(model_type, FAMILIES)}")
@@ -82,15 +82,15 @@ def to_config_json(config: DecoderConfig, model_type: str | None) -> tuple[Famil
         raise RecipeError(
             f"no {model_type or 'family'} of Hugging Face's that is known here expresses {describe_type(config)}"
         )
-    tried = [(family, *_written(family, config)) for family in candidates]
+    attempts = [(family, *_written(family, config)) for family in candidates]
     mixed = config.feed_forward is not None
     family, raw, problems = min(
-        tried,
-        key=lambda tried: (
-            bool(tried[2]),
-            mixed != (tried[0].mixture is not None),
-            not tried[0].preferred,
-            len(tried[2]),
+        attempts,
+        key=lambda attempts: (
+            bool(attempts[2]),
+            mixed != (attempts[0].mixture is not None),
+            not attempts[0].preferred,
+            len(attempts[2]),
         ),
     )
     if problems:
@@ -120,13 +120,13 @@ def to_config_json_like(
         family, raw = to_config_json(config, model_type)
     if family is not released:
         return family, raw
-    kept = {key: value for key, value in like.items() if key not in known_keys(family) | _WRITTEN_ANEW}
+    unread_keys = {key: value for key, value in like.items() if key not in known_keys(family) | _WRITTEN_ANEW}
     names = {"model_type": like["model_type"], "architectures": like.get("architectures") or raw["architectures"]}
     if family.rotary is not None and _reads_as(family, like, config):
         # In whichever place and form the release has them, with what text does not need.
         raw = {key: value for key, value in raw.items() if key not in ROTARY_KEYS}
-        kept |= {key: like[key] for key in ROTARY_KEYS if key in like}
-    return family, kept | raw | names
+        unread_keys |= {key: like[key] for key in ROTARY_KEYS if key in like}
+    return family, unread_keys | raw | names
 
 
 def _reads_as(family: Family, raw: Mapping[str, Any], config: DecoderConfig) -> bool:

@@ -38,7 +38,7 @@ class LocalModel(NamedTuple):
     """A folder with a model.
 
     Attributes:
-        where: What finds it again: the folder, or the name with the commit.
+        where: Text by which the model can be found again: the folder, or the name with the commit.
     """
 
     folder: Path
@@ -46,7 +46,7 @@ class LocalModel(NamedTuple):
 
 
 def parse_hub_name(where: str) -> HubName | None:
-    """Read ORG/NAME or ORG/NAME@REVISION; None if it is written otherwise, as a path is.
+    """Parse ORG/NAME or ORG/NAME@REVISION; None for another form, such as a path.
 
     >>> parse_hub_name("Qwen/Qwen3-0.6B@v1")
     HubName(organization='Qwen', name='Qwen3-0.6B', revision='v1')
@@ -67,7 +67,7 @@ def find_model(where: str) -> LocalModel:
     downloads it, from the address in HF_ENDPOINT if that is set.
 
     Raises:
-        CheckpointError: There is no such folder, and no such model in the cache or the hub.
+        CheckpointError: There is no such folder, and no such model in the cache or on the hub.
     """
     folder = expand_user(where)
     name = parse_hub_name(where)

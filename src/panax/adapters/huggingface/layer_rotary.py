@@ -14,10 +14,11 @@ from .sliding_windows import FULL, SLIDING
 class ByLayerType:
     """A set of values for the layers with a sliding window, and one for the others (Gemma 3, OLMo 3).
 
-    Versions before 5 of `transformers` wrote the base of the others as `rope_theta`, with their `rope_scaling`.
+    Versions before 5 of `transformers` wrote the base of the layers without a window as `rope_theta`, and their
+    scaling as `rope_scaling`.
 
     Attributes:
-        sliding_key: The key of the other base in those versions.
+        sliding_key: The key of the base of layers with a window in those versions.
         sliding_theta: Its default.
     """
 

@@ -1,4 +1,4 @@
-"""Loading of safetensors files into a model's own sharding: each device reads its slice, and no more."""
+"""Loading of safetensors files into a model's own sharding: each device reads only its slice."""
 
 import contextlib
 import dataclasses
@@ -56,7 +56,7 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
         task: A `DecoderTask` or a `VitTask` with the model in the folder; or a `HeadedTask` on the decoder in it: the head is
             read too if the folder has one for as many classes, else it stays as it is in `params`.
         params: The task's parameters, real or abstract: only each array's shape, dtype and sharding are used. Adapters
-            beside them stay as they are.
+            among them are not changed.
         state: The task's model state, in the same form: the biases of a router's selection, if there are any.
 
     Returns:
@@ -85,25 +85,25 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
     _check_model(config, task, folder)
     with _open(folder, family) as tensors:
         matches = list(match_parameters(family, weight_shapes(params), state))
-        wanted = jax.tree.leaves((params, state), is_leaf=is_quantized)
-        kept = _kept_head(matches, params, config, tensors, folder) if isinstance(params, Vit) else []
-        names = {name for name in tensors if not kept or not name.startswith(HEAD_WEIGHTS)}
-        _check_names(family, [match for match in matches if match not in kept], names, config, folder)
+        leaves_to_read = jax.tree.leaves((params, state), is_leaf=is_quantized)
+        head_matches = _missing_head(matches, params, config, tensors, folder) if isinstance(params, Vit) else []
+        names = {name for name in tensors if not head_matches or not name.startswith(HEAD_WEIGHTS)}
+        _check_names(family, [match for match in matches if match not in head_matches], names, config, folder)
         if isinstance(params, Decoder) and params.config.tied and family.head in names:
             _check_tied(
                 tensors, family.head, next(match for match in matches if match.name == "embedding.table"), folder
             )
-        _check_tensors([match for match in matches if match not in kept], tensors, folder)
+        _check_tensors([match for match in matches if match not in head_matches], tensors, folder)
         leaves = [
-            match.leaf if match in kept else _read_leaf(match, leaf, tensors)
-            for match, leaf in zip(matches, wanted, strict=True)
+            match.leaf if match in head_matches else _read_leaf(match, leaf, tensors)
+            for match, leaf in zip(matches, leaves_to_read, strict=True)
         ]
     return _assemble(params, state, matches, leaves)
 
 
 def parameters_left(task: Any, params: Any) -> Any:
-    """Return bools with the structure of a task's parameters: True for those that `load` may leave as they are, which are
-    adapters, or the head of another model than a decoder."""
+    """Return bools with the structure of a task's parameters: True for those that `load` may leave unchanged, which are
+    adapters, and the head of a model other than a decoder."""
     if isinstance(task, DecoderTask):
         return random_mask(params)
     return jax.tree.unflatten(jax.tree.structure(params), [name.startswith("head.") for name in named_leaves(params)])
@@ -144,7 +144,8 @@ def _assemble(
 
 
 def _score_match(params: HeadedDecoder, tensors: Tensors) -> list[ParameterMatch]:
-    """Return the match of a classifier's head, if the files have one for as many classes; a warning if for another number."""
+    """Return the match of a classifier's head, if the files have one for the same number of classes; warn if the number
+    differs."""
     if params.head is None or SCORES not in tensors:
         return []
     leaf, rows = params.head.w, tensors[SCORES].get_shape()[0]
@@ -167,40 +168,41 @@ def _check_model(config: DecoderConfig | VitConfig, task: DecoderTask | VitTask,
         raise RecipeError(f"the model in {folder} is a {kind}, the task {describe_type(task)}; choose another of them")
 
 
-def _kept_head(
+def _missing_head(
     matches: list[ParameterMatch], params: Vit, config: Any, tensors: Tensors, folder: Path
 ) -> list[ParameterMatch]:
-    """Return the parameters that the files don't have: the head, if there is none for these classes."""
+    """Return the parameters that the files lack: the head, if the files have none for these classes."""
     classes = params.config.num_classes
-    have = f"{HEAD_WEIGHTS}weight" in tensors
-    if have and config.num_classes == classes:
+    has_head = f"{HEAD_WEIGHTS}weight" in tensors
+    if has_head and config.num_classes == classes:
         return []
-    kept = [match for match in matches if match.name.startswith("head.")]
-    if any(isinstance(match.leaf, jax.ShapeDtypeStruct) for match in kept):
+    head_matches = [match for match in matches if match.name.startswith("head.")]
+    if any(isinstance(match.leaf, jax.ShapeDtypeStruct) for match in head_matches):
         raise RecipeError(
             f"{folder} has no head for {classes} classes, and the parameters given are abstract; draw them first"
         )
-    there = f"one for {config.num_classes} classes" if have else "none"
+    description = f"one for {config.num_classes} classes" if has_head else "none"
     warnings.warn(
-        f"{folder} has no head for {classes} classes ({there}): the head keeps its random initial values", stacklevel=3
+        f"{folder} has no head for {classes} classes ({description}): the head keeps its random initial values",
+        stacklevel=3,
     )
-    return kept
+    return head_matches
 
 
 def _check_names(
     family: Family, matches: list[ParameterMatch], names: set[str], config: DecoderConfig | VitConfig, folder: Path
 ) -> None:
-    wanted = {match.tensor(place) for match in matches for place in match.places}
-    missing = sorted(wanted - names)
-    left = {name for name in names - wanted if not family.buffers.search(name) and not family.is_carried(name)}
+    expected = {match.tensor(place) for match in matches for place in match.places}
+    missing = sorted(expected - names)
+    unexpected = {name for name in names - expected if not family.buffers.search(name) and not family.is_carried(name)}
     if family.predicts_more and isinstance(config, DecoderConfig):
-        left = {name for name in left if _layer(name) < config.num_layers}
+        unexpected = {name for name in unexpected if _layer(name) < config.num_layers}
     if isinstance(config, DecoderConfig) and config.tied:
-        left.discard(family.head)
-    for what, which in (("lacks weights that its", missing), ("holds weights that no", sorted(left))):
-        if which:
-            rest = f" and {len(which) - 5} more" if len(which) > 5 else ""
-            raise CheckpointError(f"{folder} {what} {family.model_type} model has: {', '.join(which[:5])}{rest}")
+        unexpected.discard(family.head)
+    for relation, affected in (("lacks weights that its", missing), ("holds weights that no", sorted(unexpected))):
+        if affected:
+            more = f" and {len(affected) - 5} more" if len(affected) > 5 else ""
+            raise CheckpointError(f"{folder} {relation} {family.model_type} model has: {', '.join(affected[:5])}{more}")
 
 
 def _check_tied(tensors: Tensors, head_name: str, embedding: ParameterMatch, folder: Path) -> None:

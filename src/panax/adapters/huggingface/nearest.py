@@ -1,4 +1,4 @@
-"""Which known family an unknown config.json is nearest to, by its keys and not by its name, and what that family lacks."""
+"""The known family that is nearest to an unknown config.json, by its keys and not by its name, and what it lacks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,14 +21,16 @@ SHOWN = 8
 
 
 def describe_nearest(raw: Mapping[str, Any], families: Mapping[str, Family]) -> str:
-    """Describe the nearest family, the keys that it does not read, and the way that works today."""
+    """Describe the nearest family, the keys that it does not read, and a way to train the model today."""
     keys = raw.keys() - NOT_ARCHITECTURE
     named = raw.get("architectures") or []
     family = max(families.values(), key=lambda each: (each.architecture in named, _likeness(keys, known_keys(each))))
     unknown = sorted(key for key in keys - known_keys(family) if raw[key] not in (None, False, 0, [], {}))
-    rest = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
-    said = ", ".join(f"{key}={_short(raw[key])}" for key in unknown[:SHOWN])
-    lacks = f"it does not read {said}{rest}" if unknown else "it reads all of its keys, and may compute something else"
+    more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+    listed = ", ".join(f"{key}={_short(raw[key])}" for key in unknown[:SHOWN])
+    lacks = (
+        f"it does not read {listed}{more}" if unknown else "it reads all of its keys, and may compute something else"
+    )
     return (
         f"By its keys it is nearest to {family.model_type}; {lacks}. A table for a family is in docs/extending/family.md; as a "
         f"PyTorch module the model trains today: panax.adapters.torch.task"
@@ -47,9 +49,9 @@ def known_keys(family: Family) -> set[str]:
     return {key.partition(".")[0] for key in keys}
 
 
-def _likeness(keys: set[str], known: set[str]) -> float:
+def _likeness(keys: set[str], family_keys: set[str]) -> float:
     """Return the share of keys in common."""
-    return len(keys & known) / max(len(keys | known), 1)
+    return len(keys & family_keys) / max(len(keys | family_keys), 1)
 
 
 def _short(value: Any) -> str:

@@ -54,7 +54,7 @@ def read_mixture(mixture: MoEMapping, raw: Mapping[str, Any], num_layers: int, r
 
 
 def _leading_dense(raw: Mapping[str, Any], mixture: MoEMapping, num_layers: int, refuse: RefuseFn) -> int:
-    """Return how many layers are dense, if those are the first ones."""
+    """Return the number of dense layers, which must be the first ones."""
     key = mixture.sparse
     assert key is not None
     words = raw.get(key)
@@ -67,7 +67,7 @@ def _leading_dense(raw: Mapping[str, Any], mixture: MoEMapping, num_layers: int,
 
 
 def _translated(raw: Mapping[str, Any], key: str, mixture: MoEMapping, refuse: RefuseFn) -> Any:
-    """Return our value for theirs."""
+    """Return the value of a field of `MoE` for the value of a key of config.json."""
     value = raw.get(key, mixture.absent[key])
     for theirs, ours in mixture.values[key]:
         if value == theirs and not isinstance(value, bool):
@@ -118,7 +118,7 @@ def complete_moe_fields(config: DecoderConfig) -> dict[str, Any]:
 
 
 def read_latent(raw: Mapping[str, Any], refuse: RefuseFn) -> dict[str, Any]:
-    """Return the fields of `Latent`; all are needed."""
+    """Return the fields of `Latent`; config.json must have all of their keys."""
     return {
         field: _checked(raw, key, None, int, refuse, none=0 if field == "q_rank" else None)
         for field, key in LATENT_KEYS.items()

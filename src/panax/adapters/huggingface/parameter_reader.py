@@ -41,11 +41,11 @@ def read_array(match: ParameterMatch, tensors: Tensors) -> jax.Array:
     def read(ranges: Ranges) -> tuple[np.ndarray]:
         return (_read(match, tensors, ranges, leaf.dtype),)
 
-    return _sharded((leaf,), (1,), read, PIECE_BYTES // leaf.dtype.itemsize)[0]
+    return _read_sharded((leaf,), (1,), read, PIECE_BYTES // leaf.dtype.itemsize)[0]
 
 
 def read_quantized(match: ParameterMatch, weight: QuantizedWeight, tensors: Tensors) -> QuantizedWeight:
-    """Read one parameter as codes and scales, with the sharding of those of `weight`, real or abstract.
+    """Read one parameter as codes and scales, with the shardings of the codes and scales of `weight`, real or abstract.
 
     Tensors in the weight's own format keep their codes and scales; others are quantized, from float32.
 
@@ -58,7 +58,7 @@ def read_quantized(match: ParameterMatch, weight: QuantizedWeight, tensors: Tens
 
     def read(ranges: Ranges) -> tuple[jax.Array, jax.Array]:
         values = _read_inputs(match, weight, tensors, ranges)
-        scales, codes, exact = _quantized(values, weight.format, weight.block)
+        scales, codes, exact = _quantize(values, weight.format, weight.block)
         if stored and not exact:
             raise CheckpointError(
                 f"{stored[0]} is stored in 4 bits, in other blocks than {weight.block} values along its inputs; load it in "
@@ -68,14 +68,14 @@ def read_quantized(match: ParameterMatch, weight: QuantizedWeight, tensors: Tens
 
     codes_of_block = weight.block // weight.format.packed
     limit = PIECE_BYTES // (_QUANTIZED_COPIES * 4 * weight.block)
-    scales, codes = _sharded((weight.scales, weight.codes), (1, codes_of_block), read, limit)
+    scales, codes = _read_sharded((weight.scales, weight.codes), (1, codes_of_block), read, limit)
     fields = (weight.format, weight.inner, weight.num_outputs, weight.block, weight.value_dtype)
     return QuantizedWeight(codes, scales, *fields)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _quantized(values: jax.Array, format: Format, block: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return scales, codes, and whether they stand for exactly these values."""
+def _quantize(values: jax.Array, format: Format, block: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return scales, codes, and True if they represent the values exactly."""
     parts = quantize(values, format, block)
     return parts.scales, parts.codes, (parts.dequantize() == values).all()
 
@@ -87,15 +87,15 @@ def _read_inputs(match: ParameterMatch, weight: QuantizedWeight, tensors: Tensor
     copies, outputs, inner = kept[:first], kept[first:], math.prod(weight.inner)
     low, high = low * weight.block, high * weight.block
     start, stop = low // inner, -(-high // inner)
-    wanted = (*copies, (start, stop), *((0, size) for size in weight.inner), *outputs)
-    values = _read(match, tensors, wanted, np.dtype(np.float32))
+    region = (*copies, (start, stop), *((0, size) for size in weight.inner), *outputs)
+    values = _read(match, tensors, region, np.dtype(np.float32))
     last = first + weight.num_inputs
     turned = np.moveaxis(values, range(first, last), range(values.ndim - weight.num_inputs, values.ndim))
     flat = turned.reshape(*(b - a for a, b in kept), (stop - start) * inner)
     return flat[..., low - start * inner : high - start * inner]
 
 
-def _sharded(leaves: tuple[Any, ...], multiples: tuple[int, ...], read: ReadFn, limit: int) -> list[jax.Array]:
+def _read_sharded(leaves: tuple[Any, ...], multiples: tuple[int, ...], read: ReadFn, limit: int) -> list[jax.Array]:
     """Read arrays with the shardings of `leaves`, which are split alike.
 
     Args:
@@ -104,12 +104,12 @@ def _sharded(leaves: tuple[Any, ...], multiples: tuple[int, ...], read: ReadFn, 
     """
     first, arrays = leaves[0], {}
     if first.sharding is None:
-        return _place(leaves, multiples, read, limit, tuple((0, size) for size in first.shape), [None])[0]
+        return _read_to_devices(leaves, multiples, read, limit, tuple((0, size) for size in first.shape), [None])[0]
     devices: dict[Ranges, list[Any]] = {}
     for device, index in first.sharding.addressable_devices_indices_map(first.shape).items():
         devices.setdefault(tuple(index_ranges(first.shape, index)), []).append(device)
     for ranges, same in devices.items():
-        arrays |= zip(same, _place(leaves, multiples, read, limit, ranges, same))
+        arrays |= zip(same, _read_to_devices(leaves, multiples, read, limit, ranges, same))
     return [
         jax.make_array_from_single_device_arrays(
             leaf.shape,
@@ -120,7 +120,7 @@ def _sharded(leaves: tuple[Any, ...], multiples: tuple[int, ...], read: ReadFn, 
     ]
 
 
-def _place(
+def _read_to_devices(
     leaves: tuple[Any, ...],
     multiples: tuple[int, ...],
     read: ReadFn,
@@ -130,8 +130,8 @@ def _place(
 ) -> list[list[jax.Array]]:
     """Read a region of arrays once, and return it on each of the devices (None: uncommitted).
 
-    A large one is read in pieces, each written to the devices before the next: the host holds a piece beside the parameters,
-    and not a region.
+    A large region is read in pieces, each written to the devices before the next, so that the host holds one piece in
+    addition to the parameters.
     """
     pieces = split_ranges(ranges, max(1, limit))
     if len(pieces) == 1:
@@ -182,7 +182,7 @@ def split_ranges(ranges: Ranges, limit: int) -> list[Ranges]:
 
 
 def _read(match: ParameterMatch, tensors: Tensors, ranges: Ranges, dtype: np.dtype) -> np.ndarray:
-    """Read a region of a parameter; zeros in the padding of the vocabulary, which the files don't have."""
+    """Read a region of a parameter; the padding of the vocabulary, which the files lack, is zero."""
     pattern, sizes, stacked = match.source.pattern, match.sizes, len(match.stacked)
     out = np.zeros([high - low for low, high in ranges], dtype)
     inside = [
@@ -198,7 +198,7 @@ def _read(match: ParameterMatch, tensors: Tensors, ranges: Ranges, dtype: np.dty
 
 
 def _copy(part: np.ndarray, out: np.ndarray) -> None:
-    """Copy and convert, a few rows of the file at a time: 2 to 8 times as fast as a transposed matrix at once."""
+    """Copy and convert a few rows of the file at a time, 2 to 8 times as fast as a transposed matrix at once."""
     rows = max(range(part.ndim), key=lambda axis: abs(part.strides[axis]), default=0)
     if rows == 0:
         out[...] = part

@@ -36,7 +36,7 @@ class Pattern:
 
     @property
     def named(self) -> frozenset[str]:
-        """Return the logical axes for which it needs a size."""
+        """Return the logical axes for which the pattern needs a size."""
         axes = (axis for parts in self._groups for part in parts for axis in part)
         return frozenset(name for axis in axes if not axis.isdigit() for name in axis.split("+"))
 
@@ -72,10 +72,10 @@ class Pattern:
         >>> Pattern("(a b|a)").read(np.arange(9), ("a",), {"a": 3, "b": 2}, ((1, 3),), 1).tolist()
         [7, 8]
         """
-        wanted = dict(zip(axes, ranges))
+        range_by_axis = dict(zip(axes, ranges))
         spans, shape, inside = [], [], []
         for group, before in self._own_groups(sizes, part):
-            group_ranges = [_range(axis, sizes, wanted, part) for axis in group]
+            group_ranges = [_range(axis, sizes, range_by_axis, part) for axis in group]
             span, block, within = _contiguous([_size(axis, sizes) for axis in group], group_ranges)
             spans.append(slice(before + span.start, before + span.stop))
             shape += block
@@ -141,22 +141,25 @@ class GroupedPattern(Pattern):
     def read(
         self, tensor: Any, axes: Sequence[str], sizes: Mapping[str, int], ranges: Sequence[IndexRange], part: int
     ) -> np.ndarray:
-        """Read the region `ranges` of a parameter; whole groups are read, those that hold any of it.
+        """Read the region `ranges` of a parameter; all groups that overlap it are read completely.
 
         >>> tensor = np.arange(8)[:, None]  # of two groups: two rows of a, then two of h
         >>> sizes = {"g": 2, "a": 2, "h": 4, "e": 1}
         >>> GroupedPattern("(g: g a|h) e").read(tensor, ("h", "e"), sizes, ((1, 4), (0, 1)), 1).ravel().tolist()
         [3, 6, 7]
         """
-        wanted, part_axes = dict(zip(axes, ranges)), self._parts[part]
+        range_by_axis, part_axes = dict(zip(axes, ranges)), self._parts[part]
         each = self._heads_of_group(part, sizes)
-        low, high = wanted[part_axes[0]]
+        low, high = range_by_axis[part_axes[0]]
         first, last = low // each, -(-high // each)
         height = self.shape(sizes)[0] // sizes[self._group]
-        rows = tensor[(slice(first * height, last * height), *(slice(*wanted[axis]) for axis in self._rest))]
+        rows = tensor[(slice(first * height, last * height), *(slice(*range_by_axis[axis]) for axis in self._rest))]
         block = rows.reshape(last - first, height, *rows.shape[1:])[:, self._span(part, sizes)]
         block = block.reshape((last - first) * each, *(sizes[axis] for axis in part_axes[1:]), *rows.shape[1:])
-        inside = [slice(low - first * each, high - first * each), *(slice(*wanted[axis]) for axis in part_axes[1:])]
+        inside = [
+            slice(low - first * each, high - first * each),
+            *(slice(*range_by_axis[axis]) for axis in part_axes[1:]),
+        ]
         return np.transpose(block[tuple(inside)], [(*part_axes, *self._rest).index(axis) for axis in axes])
 
     def write(
@@ -168,21 +171,21 @@ class GroupedPattern(Pattern):
         by_group[:, self._span(part, sizes)] = rows.reshape(groups, self._width(part, sizes), *tensor.shape[1:])
 
     def _heads_of_group(self, part: int, sizes: Mapping[str, int]) -> int:
-        """Return how many entries of a part's first axis belong to one group."""
+        """Return the number of entries of a part's first axis in one group."""
         return sizes[self._parts[part][0]] // sizes[self._group]
 
     def _width(self, part: int, sizes: Mapping[str, int]) -> int:
-        """Return the rows of a part in one group."""
+        """Return the number of rows of a part in one group."""
         return math.prod(sizes[axis] for axis in self._parts[part]) // sizes[self._group]
 
     def _span(self, part: int, sizes: Mapping[str, int]) -> slice:
-        """Return the rows of a part within those of a group."""
+        """Return the range of a part's rows within a group's."""
         before = sum(self._width(earlier, sizes) for earlier in range(part))
         return slice(before, before + self._width(part, sizes))
 
 
 def _order(part_axes: Sequence[str], axes: Sequence[str], part: int) -> list[int]:
-    named = [_own(axis, part) for axis in part_axes if not axis.isdigit()]
+    named = [_axis_of_part(axis, part) for axis in part_axes if not axis.isdigit()]
     return [named.index(axis) for axis in axes]
 
 
@@ -194,17 +197,17 @@ def _size(axis: str, sizes: Mapping[str, int]) -> int:
     return int(axis) if axis.isdigit() else sum(sizes[name] for name in axis.split("+"))
 
 
-def _own(axis: str, part: int) -> str:
+def _axis_of_part(axis: str, part: int) -> str:
     """Return the logical axis of a part in a sum of axes; any other axis itself."""
     names = axis.split("+")
     return names[part] if len(names) > 1 else axis
 
 
-def _range(axis: str, sizes: Mapping[str, int], wanted: Mapping[str, IndexRange], part: int) -> IndexRange:
-    """Return the range of a part's wanted region along an axis of the pattern."""
+def _range(axis: str, sizes: Mapping[str, int], ranges: Mapping[str, IndexRange], part: int) -> IndexRange:
+    """Return the range of a part's region `ranges` along an axis of the pattern."""
     if axis.isdigit():
         return (0, 1) if axis == "1" else (part, part + 1)
-    low, high = wanted[_own(axis, part)]
+    low, high = ranges[_axis_of_part(axis, part)]
     before = sum(sizes[name] for name in axis.split("+")[:part]) if "+" in axis else 0
     return before + low, before + high
 

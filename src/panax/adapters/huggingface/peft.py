@@ -39,13 +39,13 @@ NEUTRAL: Mapping[str, Any] = {"bias": "none", "lora_bias": False, "fan_in_fan_ou
 """Values that change nothing; of all other keys, these are null, false and empty."""
 
 
-class _Place(NamedTuple):
-    """An adapter's part in the files: the module, the stacked weight, and the place in its copies."""
+class _AdapterLocation(NamedTuple):
+    """Location of an adapter: its module in the files, the stacked weight, and the index in its copies."""
 
     module: str
     name: str
     weight: LowRankWeight
-    place: tuple[int, ...]
+    copy_index: tuple[int, ...]
 
 
 def save_adapter(
@@ -57,27 +57,27 @@ def save_adapter(
         directory: Created if it does not exist; must not hold another adapter.
         lora: The task's settings.
         base: Name or folder of the model that the adapters belong to, recorded for readers.
-        like: Its config.json, as in `save`.
+        like: The base's config.json, as in `save`.
 
     Raises:
         RecipeError: The model has no adapters, or the family's files hold an adapted matrix together with others.
         CheckpointError: The folder can't be written, or holds an adapter.
     """
     folder = Path(directory)
-    places = list(_places(model, like or {}))
-    if not places:
+    locations = list(_adapter_locations(model, like or {}))
+    if not locations:
         raise RecipeError("the model has no adapters; train with task.adapter, or save the model itself")
     if (folder / WEIGHTS).exists():
         raise CheckpointError(f"{folder} holds an adapter already; choose another folder, or empty it")
     tensors = {}
-    for place in places:
-        a, b = (np.asarray(part[place.place]) for part in (place.weight.a, place.weight.b))
+    for location in locations:
+        a, b = (np.asarray(part[location.copy_index]) for part in (location.weight.a, location.weight.b))
         rank = a.shape[-1]
-        tensors[f"{PREFIX}{place.module}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
-        tensors[f"{PREFIX}{place.module}.lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
-        if place.weight.magnitude is not None:
-            tensors[f"{PREFIX}{place.module}.{MAGNITUDE_VECTOR}"] = np.asarray(
-                place.weight.magnitude[place.place]
+        tensors[f"{PREFIX}{location.module}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
+        tensors[f"{PREFIX}{location.module}.lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
+        if location.weight.magnitude is not None:
+            tensors[f"{PREFIX}{location.module}.{MAGNITUDE_VECTOR}"] = np.asarray(
+                location.weight.magnitude[location.copy_index]
             ).ravel()
     raw = {
         "peft_type": "LORA",
@@ -87,7 +87,7 @@ def save_adapter(
         "lora_alpha": lora.alpha,
         "use_rslora": lora.rank_stabilized,
         "use_dora": lora.dora,
-        "target_modules": sorted({place.module for place in places}),
+        "target_modules": sorted({location.module for location in locations}),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -109,7 +109,7 @@ def read_adapter_config(directory: str | Path) -> LoRA:
 
     Raises:
         CheckpointError: The file is missing or broken.
-        RecipeError: It has a key that changes the forward pass and is not implemented.
+        RecipeError: The file has a key that changes the forward pass and is not implemented.
     """
     path = Path(directory) / CONFIG
     try:
@@ -148,14 +148,14 @@ def load_adapter(directory: str | Path, model: Decoder, *, like: Mapping[str, An
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} can't be read: {error}; it is missing or incomplete: fetch it again") from error
     filled: dict[str, LowRankWeight] = {}
-    for place in _places(model, like or {}):
-        if place.name not in filled:
-            filled[place.name] = _without_correction(place.weight)
-        for part, target in _parts_at(filled[place.name], place.place):
-            name = f"{PREFIX}{place.module}.{part}"
+    for location in _adapter_locations(model, like or {}):
+        if location.name not in filled:
+            filled[location.name] = _without_correction(location.weight)
+        for part, target in _parts_at(filled[location.name], location.copy_index):
+            name = f"{PREFIX}{location.module}.{part}"
             if name in tensors:
                 _fill(target, tensors.pop(name), part, f"{path}: {name}")
-            elif part == MAGNITUDE_VECTOR and f"{PREFIX}{place.module}.lora_A.weight" in adapted:
+            elif part == MAGNITUDE_VECTOR and f"{PREFIX}{location.module}.lora_A.weight" in adapted:
                 raise CheckpointError(
                     f"{path} lacks {name}: it was trained without magnitudes; load it with LoRA(dora=False)"
                 )
@@ -163,7 +163,7 @@ def load_adapter(directory: str | Path, model: Decoder, *, like: Mapping[str, An
         raise CheckpointError(
             f"{path} holds adapters that the model has no place for: {', '.join(sorted(tensors)[:5])}"
         )
-    return _replaced(model, filled)
+    return _replace_adapters(model, filled)
 
 
 def _without_correction(weight: LowRankWeight) -> LowRankWeight:
@@ -175,10 +175,10 @@ def _without_correction(weight: LowRankWeight) -> LowRankWeight:
     return dataclasses.replace(weight, a=a, b=b, magnitude=np.array(norms))
 
 
-def _parts_at(weight: LowRankWeight, place: tuple[int, ...]) -> list[tuple[str, np.ndarray]]:
-    """Return each part of a weight at a place in its copies, by its name in PEFT's files."""
-    parts = [("lora_A.weight", weight.a[place]), ("lora_B.weight", weight.b[place])]
-    return parts if weight.magnitude is None else [*parts, (MAGNITUDE_VECTOR, weight.magnitude[place])]
+def _parts_at(weight: LowRankWeight, copy_index: tuple[int, ...]) -> list[tuple[str, np.ndarray]]:
+    """Return each part of a weight at an index of its copies, by its name in PEFT's files."""
+    parts = [("lora_A.weight", weight.a[copy_index]), ("lora_B.weight", weight.b[copy_index])]
+    return parts if weight.magnitude is None else [*parts, (MAGNITUDE_VECTOR, weight.magnitude[copy_index])]
 
 
 def _fill(target: np.ndarray, tensor: np.ndarray, part: str, where: str) -> None:
@@ -192,8 +192,8 @@ def _fill(target: np.ndarray, tensor: np.ndarray, part: str, where: str) -> None
     target[...] = tensor.T.reshape(target.shape)
 
 
-def _replaced(model: Decoder, filled: Mapping[str, LowRankWeight]) -> Decoder:
-    """Return the model with these parts beside its bases, in the sharding of those that it has."""
+def _replace_adapters(model: Decoder, filled: Mapping[str, LowRankWeight]) -> Decoder:
+    """Return the model with these parts beside its bases, in the sharding of the present ones."""
     leaves, structure = jax.tree.flatten_with_path(model, is_leaf=is_low_rank)
 
     def one(name: str, node: Any) -> Any:
@@ -208,7 +208,7 @@ def _replaced(model: Decoder, filled: Mapping[str, LowRankWeight]) -> Decoder:
     return structure.unflatten([one(path_name(path), node) for path, node in leaves])
 
 
-def _places(model: Decoder, like: Mapping[str, Any]) -> Iterator[_Place]:
+def _adapter_locations(model: Decoder, like: Mapping[str, Any]) -> Iterator[_AdapterLocation]:
     """Yield each adapter of a model, layer by layer, with the module of the family that it belongs to.
 
     Raises:
@@ -222,7 +222,7 @@ def _places(model: Decoder, like: Mapping[str, Any]) -> Iterator[_Place]:
             continue
         _check_alone(match, weight)
         for index in match.places:
-            yield _Place(match.tensor(index).removesuffix(".weight"), match.name, weight, index)
+            yield _AdapterLocation(match.tensor(index).removesuffix(".weight"), match.name, weight, index)
 
 
 def _check_alone(match: ParameterMatch, weight: LowRankWeight) -> None:

@@ -1,4 +1,4 @@
-"""Rotary positions in config.json: read from either place in which `transformers` has had them, and written."""
+"""Rotary positions in config.json: read from the keys of any version of `transformers`, and written."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -77,13 +77,13 @@ class RotaryMapping:
     Attributes:
         theta: Default of the base.
         theta_key: The key of the base, if a release has it elsewhere than `transformers` before version 5.
-        theta_is: True if `theta_key` is a release's name of the base and `transformers` 5 computes with its own:
-            both must be equal.
-        fraction: Default of the rotated share of a head; None if heads are rotated whole.
-        fraction_key: Older name of `partial_rotary_factor`, beside it.
+        theta_is: True if `theta_key` is a release's name of the base, and `transformers` 5 computes with its own
+            key: both must be equal.
+        fraction: Default of the rotated share of a head; None if all features of a head are rotated.
+        fraction_key: Older name of `partial_rotary_factor`, which is read too.
         inside_only: True if the share is read from `rope_parameters` only.
-        interleaved: Whether adjacent features form pairs, or the key for it.
-        scalings: Values of `rope_type` that load.
+        interleaved: True if adjacent features form pairs; or the key that decides this.
+        scalings: Supported values of `rope_type`.
         scores: True if yarn's `mscale_all_dim` scales the scores (DeepSeek), and not the rotated features.
         grows: True if queries grow with `llama_4_scaling_beta`.
         layers: How layers differ.
@@ -115,10 +115,10 @@ class LayerRotary(Protocol):
         read_one: ReadOneFn,
         refuse: RefuseFn,
     ) -> Rotaries:
-        """Return each layer's.
+        """Return each layer's rotary positions.
 
         Args:
-            windows: Each layer's window, 0 without.
+            windows: Each layer's window, 0 for none.
             read_one: Reads a config.json as if all layers were equal.
         """
         ...
@@ -129,7 +129,7 @@ class LayerRotary(Protocol):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that it reads in addition to those of all families."""
+        """The keys that are read in addition to those of all families."""
         ...
 
 
@@ -180,7 +180,7 @@ def read_rotary(mapping: RotaryMapping, raw: Mapping[str, Any], max_length: int,
         refuse(key, f"rope_type={kind!r} is not one of {', '.join(mapping.scalings)}")
     if kind == LONG:
         return _read_long(values, fraction, mapping.interleaved is True, max_length, lambda why: refuse(key, why))
-    made, names = SCALINGS[kind]
+    scaling_class, names = SCALINGS[kind]
     attention_factor = 0.0
     if kind == "yarn":
         values, attention_factor = _read_yarn(mapping, values, lambda why: refuse(key, why))
@@ -205,7 +205,7 @@ def read_rotary(mapping: RotaryMapping, raw: Mapping[str, Any], max_length: int,
     try:
         return Rotary(
             theta=float(values["rope_theta"]),
-            scaling=None if made is None else made(**fields),
+            scaling=None if scaling_class is None else scaling_class(**fields),
             interleaved=interleaved,
             fraction=float(fraction),
             query_growth=float(growth),
@@ -257,11 +257,11 @@ def _check_theta(
     released = raw.get(key)
     if released is None:
         return
-    said = inner.get("rope_theta", raw.get("rope_theta", released))
-    if said != released:
+    declared = inner.get("rope_theta", raw.get("rope_theta", released))
+    if declared != released:
         refuse(
             key,
-            f"but the model's positions have rope_theta={said!r}. The release was trained with the first, and "
+            f"but the model's positions have rope_theta={declared!r}. The release was trained with the first, and "
             f"`transformers` 5 computes with the second; make them equal",
         )
     values["rope_theta"] = released
@@ -282,8 +282,8 @@ def _fraction(
 def _read_yarn(
     mapping: RotaryMapping, values: dict[str, Any], refuse: Callable[[str], Any]
 ) -> tuple[dict[str, Any], float]:
-    """Fill in the defaults of `transformers` for missing values; return them and the factor of rotated features,
-    0 if it follows from them."""
+    """Fill in the defaults of `transformers` for missing values; return the values and the factor of rotated
+    features, 0 if it follows from the values."""
     all_dim, attention_factor = values.get("mscale_all_dim") or 0.0, values.get("attention_factor")
     if mapping.scores:
         if attention_factor is not None:
@@ -365,7 +365,7 @@ def _write_scaling(mapping: RotaryMapping, rotary: Rotary) -> WrittenConfig:
         written |= {"attention_factor": scaling.attention_factor} if scaling.attention_factor else {}
         known = LONG in mapping.scalings
         return written, [] if known else [f"model.rotary.scaling={LONG}, expected one of {', '.join(mapping.scalings)}"]
-    kind = next(name for name, (made, _) in SCALINGS.items() if made is type(scaling))
+    kind = next(name for name, (scaling_class, _) in SCALINGS.items() if scaling_class is type(scaling))
     names = SCALINGS[kind][1]
     problems: list[str] = []
     written = {"rope_type": kind, **{theirs: getattr(scaling, ours) for ours, theirs in names.items()}}

@@ -16,12 +16,12 @@ class WindowMapping:
 
     Attributes:
         absent: Default of `sliding_window`; None for no window.
-        sliding: Whether a layer (its index, config.json) has a window if `layer_types` is absent.
+        sliding: Returns True if a layer (its index, config.json) has a window, if `layer_types` is absent.
         listed: True if the family has `layer_types`; otherwise all layers have the window, or none.
         switch: The key without which, or with False, no layer has a window.
-        beside: Further keys to write: of (the number of layers).
+        beside: Returns further keys to write, from the number of layers.
         keys: The keys that `sliding` reads.
-        needs: Some families can't be built without a length, though no layer reads it; the one that is written.
+        needs: Length that is written if no layer has a window, for families that can't be built without one.
     """
 
     absent: int | None = None
@@ -33,7 +33,7 @@ class WindowMapping:
     needs: int | None = None
 
     def read(self, raw: Mapping[str, Any], num_layers: int, refuse: RefuseFn) -> tuple[int, ...]:
-        """Return each layer's window, 0 if it attends to all positions before."""
+        """Return each layer's window, 0 if the layer attends to all previous positions."""
         closed = self.switch is not None and not raw.get(self.switch)
         window: Any = None if closed else raw.get("sliding_window", self.absent)
         kinds = raw.get("layer_types") if self.listed else None
@@ -92,7 +92,7 @@ def every_nth_full(n: int, key: str | None = None, **more: Any) -> WindowMapping
     """Return the mapping of a family in which every n-th layer attends to all positions by default.
 
     Args:
-        key: The key of another n.
+        key: The key of config.json that replaces `n`.
     """
 
     def sliding(layer: int, raw: Mapping[str, Any]) -> bool:

@@ -41,16 +41,16 @@ class ParameterMatch(NamedTuple):
 
     @property
     def places(self) -> Iterator[StackIndex]:
-        """Yield the index of each tensor; a single empty one if nothing is stacked."""
+        """Yield the index of each tensor; a single empty index if nothing is stacked."""
         return itertools.product(*(range(len(numbers)) for _, numbers in self.stacked))
 
-    def tensor(self, place: StackIndex) -> str:
+    def tensor(self, index: StackIndex) -> str:
         """Return the tensor's name."""
-        return self.source.name.format(**{what: numbers[i] for i, (what, numbers) in zip(place, self.stacked)})
+        return self.source.name.format(**{kind: numbers[i] for i, (kind, numbers) in zip(index, self.stacked)})
 
-    def layer(self, place: StackIndex) -> int:
+    def layer(self, index: StackIndex) -> int:
         """Return the number of the layer in the model; -1 outside of the layers."""
-        return self.stacked[0][1][place[0]] if self.stacked else -1
+        return self.stacked[0][1][index[0]] if self.stacked else -1
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:

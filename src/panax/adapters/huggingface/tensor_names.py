@@ -82,12 +82,12 @@ OUTSIDE = {"embedding.table": ("embed_tokens.weight", "vocab embed"), "final_nor
 
 
 def own_scales(q: str, k: str) -> dict[str, tuple]:
-    """Return the scales of norms over all heads, or of each head by itself, from the names of their tensors."""
+    """Return the scales of norms over all heads, or over each head separately, from the names of their tensors."""
     return {"attention.q_scale": (q, "(heads head_dim)"), "attention.k_scale": (k, "(kv_heads head_dim)")}
 
 
 def experts(start: str, gate: str, up: str, down: str, router: str = "gate") -> dict[str, tuple[str, str]]:
-    """Return the experts' parameters, each with a tensor of its own, and the router's."""
+    """Return the experts' parameters, with a tensor for each expert, and the router's."""
     return {
         "feed_forward.router.w": (f"{start}.{router}.weight", "router embed"),
         "feed_forward.experts.w_gate": (f"{start}.experts.{{expert}}.{gate}.weight", "expert_ffn embed"),
@@ -136,8 +136,8 @@ def map_weights(
 def rotary_weights(
     norms: Mapping[str, str], inside: Mapping[str, tuple] = MULTI_HEAD | GATED
 ) -> dict[str, TensorSource]:
-    """Return sources with the names that Llama introduced; families differ in the names of norms, and in the
-    rest of a layer."""
+    """Return sources with the names that Llama introduced; families differ in the names of norms, and in a layer's
+    other parameters."""
     return map_weights("model.", OUTSIDE, {**{ours: (theirs, "norm") for ours, theirs in norms.items()}, **inside})
 
 

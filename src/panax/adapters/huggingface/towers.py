@@ -1,5 +1,5 @@
 """Models of several towers, such as vision and text: their text tower's settings and tensors. The other towers are not
-loaded, and are copied to the export as they are."""
+loaded, and are copied to the export unchanged."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ class TowerNames(NamedTuple):
     """Names of the text tower's tensors in the files of the whole model.
 
     Attributes:
-        start: What they begin with, before or in place of the family's prefix.
+        start: Beginning of the names, before or in place of the family's prefix.
         prefix: The family's prefix, and the name of its head.
     """
 
@@ -49,7 +49,7 @@ class TowerNames(NamedTuple):
 
     @classmethod
     def of(cls, family: Family, names: Iterable[str]) -> "TowerNames":
-        """Find which of the layouts that are in use the files have."""
+        """Find the naming layout that the files use."""
         names = list(names)
         start = next((start for start in STARTS if any(name.startswith(start) for name in names)), "")
         return cls(start, family.prefix, family.head)

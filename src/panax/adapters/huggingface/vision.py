@@ -101,7 +101,7 @@ def read_vit(raw: Mapping[str, Any], folder: Path, where: Path) -> VitConfig:
     """Read the model that config.json describes, with the image statistics of preprocessor_config.json.
 
     Raises:
-        RecipeError: It has a part that `VitConfig` lacks, or a value of a wrong type.
+        RecipeError: The model has a part that `VitConfig` lacks, or a value of a wrong type.
         CheckpointError: preprocessor_config.json can't be read.
     """
 

@@ -28,30 +28,30 @@ class OnnxGraph:
     """An ONNX model with separate weights.
 
     Attributes:
-        proto: The model as it was given, with weights in Constant nodes turned into initializers.
+        proto: The original model, with weights in Constant nodes turned into initializers.
         weights: The weights that train, by name: see `onnx_weights.py`.
         inputs: Names of the graph's inputs.
         outputs: Names of its outputs.
         notes: Notes on the parts that fine-tuning does not change.
     """
 
-    def __init__(self, proto: onnx.ModelProto, told: WeightPatterns | None = None):
+    def __init__(self, proto: onnx.ModelProto, patterns: WeightPatterns | None = None):
         """
         Args:
-            told: The user's declarations about initializers.
+            patterns: The user's declarations about initializers.
 
         Raises:
-            RecipeError: It is in training mode, contains an operation without a JAX counterpart, or it is not
-                clear what trains.
+            RecipeError: The model is in training mode or contains an operation without a JAX counterpart, or it is
+                not clear which initializers train.
         """
-        told = told or WeightPatterns()
+        patterns = patterns or WeightPatterns()
         self.proto = _lifted(proto)
         graph = self.proto.graph
         _refuse_training_mode(graph)
-        told.check([tensor.name for tensor in graph.initializer])
-        split_untied_weights(self.proto, select_trained_names(graph, told)[0], told)
-        copies = WeightPatterns(*(tuple(f"{p}{end}" for p in patterns for end in ("", ".[0-9]*")) for patterns in told))
-        trains, kept = select_trained_names(graph, copies)
+        patterns.check([tensor.name for tensor in graph.initializer])
+        split_untied_weights(self.proto, select_trained_names(graph, patterns)[0], patterns)
+        copies = WeightPatterns(*(tuple(f"{p}{end}" for p in names for end in ("", ".[0-9]*")) for names in patterns))
+        trains, untrained = select_trained_names(graph, copies)
         self._runnable = _in_32_bits(_expanded(self.proto))
         _refuse_unknown(self._runnable)
         initializers = {tensor.name: tensor for tensor in graph.initializer}
@@ -64,7 +64,7 @@ class OnnxGraph:
             if tensor.name not in self.weights
         }
         count = Counter(node.op_type for node in graph.node)
-        self.notes = (*_notes(count), *_notes_on_constants(kept))
+        self.notes = (*_notes(count), *_notes_on_constants(untrained))
 
     def kind_of(self, name: str) -> Kind | None:
         """Return the kind of a weight, by the node that uses it."""
@@ -86,7 +86,7 @@ class OnnxGraph:
         """Convert the graph to `(weights, inputs) -> outputs` in JAX, for inputs of these shapes.
 
         Raises:
-            RecipeError: The graph can't be run on them.
+            RecipeError: The graph can't be run on inputs of these shapes.
         """
         zeros = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
         proto = onnx.ModelProto()
@@ -136,7 +136,7 @@ def _lifted(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Replace operations without JAX code by the simpler ones with which ONNX defines them."""
     proto = _of_known_version(proto)
-    known = _known(proto)
+    known = _supported_operations(proto)
     compound = sorted({(node.domain, node.op_type) for node in proto.graph.node} - known)
     if not compound and not proto.functions:
         return proto
@@ -189,8 +189,8 @@ def _of_known_version(proto: onnx.ModelProto) -> onnx.ModelProto:
         ) from error
 
 
-def _known(proto: onnx.ModelProto) -> set[tuple[str, str]]:
-    """Return (domain, operation) of all that jaxonnxruntime computes in the model's version."""
+def _supported_operations(proto: onnx.ModelProto) -> set[tuple[str, str]]:
+    """Return (domain, name) of each operation that jaxonnxruntime computes in the model's version."""
     versions = {opset.domain: opset.version for opset in proto.opset_import}
     return {
         (handler.DOMAIN, handler.OP_TYPE)
@@ -201,7 +201,9 @@ def _known(proto: onnx.ModelProto) -> set[tuple[str, str]]:
 
 
 def _refuse_unknown(proto: onnx.ModelProto) -> None:
-    unknown = Counter(node.op_type for node in proto.graph.node if (node.domain, node.op_type) not in _known(proto))
+    unknown = Counter(
+        node.op_type for node in proto.graph.node if (node.domain, node.op_type) not in _supported_operations(proto)
+    )
     if unknown:
         versions = ", ".join(f"{opset.domain or 'ai.onnx'} {opset.version}" for opset in proto.opset_import)
         listed = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items()))

@@ -1,9 +1,8 @@
 """ONNX files: fine-tuning of models exported from any framework (PyTorch, MXNet, TensorFlow, PaddlePaddle,
 …).
 
-An exported graph is the model at inference: BatchNorm's statistics are frozen, dropout is gone. So this
-continues training from weights that are good already; it does not train from the beginning as the model's own
-framework would.
+An exported graph is the model at inference: BatchNorm's statistics are frozen, and dropout is removed. It is therefore
+suited to fine-tuning trained weights, but not to training from the beginning as in the model's own framework.
 """
 
 import os
@@ -41,11 +40,10 @@ def task(
     check: bool = True,
 ) -> AdaptedTask:
     """Adapt an ONNX model as a task, for fine-tuning: its weights train, and parts that existed only in
-    training don't return.
+    training, such as dropout, are missing.
 
-    Operations that jaxonnxruntime does not have are replaced by those with which ONNX defines them
-    (LayerNormalization, Gelu and many more); the rest is refused by name. `trained` returns an
-    `onnx.ModelProto`, for `onnx.save`.
+    Operations that jaxonnxruntime lacks are replaced by those with which ONNX defines them (LayerNormalization,
+    Gelu and many more); others are rejected by name. `trained` returns an `onnx.ModelProto`, for `onnx.save`.
 
     Args:
         model: A file's path, or an `onnx.ModelProto`.
@@ -53,17 +51,17 @@ def task(
             `model(name=input)` returns an array, or a tuple if the graph has several outputs.
         example: A batch, for its shapes and the check.
         sharding: Patterns of weight names to logical axes.
-        weights: Initializers that train though they look like constants; these four are names or patterns
-            (`*`).
-        constants: Initializers that stay though they look like weights.
+        weights: Initializers that train though they look like constants; this argument and the next three are
+            names or patterns (`*`).
+        constants: Initializers that do not train though they look like weights.
         tied: Weights that several nodes use, and that are one weight.
-        untied: Weights that several nodes use because the exporter merged equal ones: each node trains its
-            own.
+        untied: Weights that several nodes use because the exporter merged equal ones: each node trains a
+            separate copy.
         check: Compare the outputs for the example with those of ONNX's reference evaluator.
 
     Raises:
         RecipeError: An operation is unknown, the graph is in training mode or has no weights, it is not clear
-            what trains, the loss can't be computed, or the outputs differ.
+            which initializers train, the loss can't be computed, or the outputs differ.
     """
     onnx = import_extra("onnx", "onnx")
     import_extra("jaxonnxruntime", "onnx")
@@ -152,7 +150,7 @@ class _Callable:
 def _check(
     name: str, graph: Any, run: Callable[..., list[Any]], loss: Callable[..., Any], example: Batch
 ) -> str | None:
-    """Compute the loss of the example once, and each call of the model in it by ONNX's own evaluator too.
+    """Compute the loss of the example, and repeat each of its calls of the model with ONNX's own evaluator.
 
     Returns:
         Why they could not be compared; None if they were, and agree.

@@ -1,8 +1,8 @@
-"""Classification of the initializers of an ONNX graph: which train, and which are one weight. Exporters don't
-record it.
+"""Classification of the initializers of an ONNX graph, which exporters don't record: which of them train, and
+which are one weight.
 
-An exporter writes parameters, buffers and literal values alike as initializers, and merges those that are
-equal. If use, name and values leave no doubt the graph decides; otherwise the user has to.
+An exporter writes parameters, buffers and literal values as initializers, and merges equal ones. The
+classification follows from use, name and values if these are unambiguous; otherwise the user must declare it.
 """
 
 import fnmatch
@@ -76,7 +76,7 @@ class InitializerUse(NamedTuple):
 
 
 def find_uses(graph: onnx.GraphProto, name: str, *, through: tuple[str, ...]) -> Iterator[InitializerUse]:
-    """Yield the uses of an initializer; outputs of operations in `through` count as itself."""
+    """Yield the uses of an initializer; outputs of operations in `through` count as the initializer."""
     for node in graph.node:
         for place, each in enumerate(node.input):
             if each != name:
@@ -88,36 +88,34 @@ def find_uses(graph: onnx.GraphProto, name: str, *, through: tuple[str, ...]) ->
                 yield InitializerUse(node, place)
 
 
-def select_trained_names(graph: onnx.GraphProto, told: WeightPatterns) -> tuple[list[str], list[str]]:
-    """List the names of the initializers that train, and of floating-point ones that don't though they could.
+def select_trained_names(graph: onnx.GraphProto, patterns: WeightPatterns) -> tuple[list[str], list[str]]:
+    """List the names of the initializers that train, and of other floating-point initializers.
 
     Raises:
-        RecipeError: It is not clear for some of them.
+        RecipeError: It is not clear if an initializer trains.
     """
     statistics = {name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[3:5]}
     made_by = {output: node for node in graph.node for output in node.output}
-    trained, kept, unclear = [], [], []
+    trained, constants, unclear = [], [], []
     for tensor in graph.initializer:
         uses = list(find_uses(graph, tensor.name, through=_PASSING))
         if tensor.data_type not in FLOAT_TYPES or not tensor.dims or tensor.name in statistics or not uses:
             continue
-        if matches_any(tensor.name, told.constants):
+        if matches_any(tensor.name, patterns.constants):
             continue
-        verdict = True if matches_any(tensor.name, told.weights) else _verdict(tensor, uses, made_by)
-        {True: trained, False: kept, None: unclear}[verdict].append(tensor.name)
+        verdict = True if matches_any(tensor.name, patterns.weights) else _trains(tensor, uses, made_by)
+        {True: trained, False: constants, None: unclear}[verdict].append(tensor.name)
     if unclear:
         raise RecipeError(
             f"the graph does not show whether {', '.join(unclear[:8])} ({len(unclear)} in all) are weights or "
             f"constants of the model: the exporter has dropped their names; pass task(..., weights=[...], "
             f"constants=[...]), as names or patterns such as {unclear[0]!r} or 'val_*'"
         )
-    return trained, kept
+    return trained, constants
 
 
-def _verdict(
-    tensor: onnx.TensorProto, uses: list[InitializerUse], made_by: Mapping[str, onnx.NodeProto]
-) -> bool | None:
-    """Return True if an initializer trains, False if not; None if nothing decides it."""
+def _trains(tensor: onnx.TensorProto, uses: list[InitializerUse], made_by: Mapping[str, onnx.NodeProto]) -> bool | None:
+    """Return True if an initializer trains, False if not; None if it is not clear."""
     value = numpy_helper.to_array(tensor).astype(np.float32)
     if _LITERAL.search(tensor.name) or not np.isfinite(value).all():
         return False
@@ -141,7 +139,7 @@ def _is_reshaped(name: str, made_by: Mapping[str, onnx.NodeProto]) -> bool:
     return name in made_by and made_by[name].op_type == "Reshape"
 
 
-def split_untied_weights(proto: onnx.ModelProto, trained: Iterable[str], told: WeightPatterns) -> None:
+def split_untied_weights(proto: onnx.ModelProto, trained: Iterable[str], patterns: WeightPatterns) -> None:
     """Give each node that uses an untied weight a separate copy, in place.
 
     Raises:
@@ -154,9 +152,9 @@ def split_untied_weights(proto: onnx.ModelProto, trained: Iterable[str], told: W
         for use in find_uses(graph, name, through=("Identity",)):
             if use.input_index not in _OTHER_PLACES.get(use.node.op_type, ()):
                 users.setdefault(use.node.output[0], use.node)
-        if len(users) < 2 or matches_any(name, told.tied):
+        if len(users) < 2 or matches_any(name, patterns.tied):
             continue
-        if matches_any(name, told.untied):
+        if matches_any(name, patterns.untied):
             _copy_for_each(graph, name)
         else:
             unclear.append(f"{name} ({', '.join(node.name or output for output, node in list(users.items())[:4])})")

@@ -61,12 +61,12 @@ class TensorflowGraph:
     """The graph of one function for batches of one shape.
 
     Attributes:
-        variables: The variables it uses.
+        variables: The variables that the function uses.
         assigned: The variables that it assigns.
-        gathered: The variables in which it looks up rows.
-        draws: Its random draws, all of them inputs.
+        gathered: The variables from which it gathers rows.
+        draws: Its random draws, which are inputs.
         hidden_draws: Names of random operations inside loops and branches, which are left unchanged.
-        nested: True if it calls functions that could not be inlined.
+        nested: True if the graph calls functions that could not be inlined.
     """
 
     def __init__(self, function: Callable[..., Any], batch: Any):
@@ -76,7 +76,7 @@ class TensorflowGraph:
             batch: `tf.TensorSpec`s in the form that `function` takes.
 
         Raises:
-            RecipeError: It can't be traced, or can't become a function of its inputs.
+            RecipeError: The function can't be traced, or can't become a function of its inputs.
         """
         self._concrete = concrete = _traced(function, batch)
         self._graph = concrete.graph
@@ -131,7 +131,7 @@ class TensorflowGraph:
         `variable.ref()`).
 
         Raises:
-            RecipeError: tf2jax does not have an operation.
+            RecipeError: tf2jax lacks an operation.
         """
         refs = dict.fromkeys(variable.ref() for variable in self.variables)
         shadow_variables = {names[ref]: _shadow(f"v{i}", ref.deref()) for i, ref in enumerate(refs)}
@@ -223,7 +223,7 @@ class ConvertedGraph:
         return tf.nest.pack_sequence_as(self.graph._returned, self.function(*inputs))
 
     def drop_shadows(self) -> "ConvertedGraph":
-        """Return the same without TensorFlow's half, so that it holds no copy of the weights."""
+        """Return the graph with its JAX function only, which holds no copy of the weights."""
         return dataclasses.replace(self, function=None, shadows={})
 
 
@@ -233,8 +233,8 @@ def _shadow(name: str, variable: Any) -> Any:
 
 
 def _traced(function: Callable[..., Any], batch: Any) -> Any:
-    """Return the concrete function, with everything that it calls in one graph, unless their control flow
-    depends on tensors."""
+    """Return the concrete function, with the functions that it calls inlined, unless their control flow depends
+    on tensors."""
     try:
         with _inlined():
             return tf.function(function).get_concrete_function(batch)
@@ -271,8 +271,8 @@ def _draw(operation: Any) -> Draw:
 
 
 def _free_of_draws(definition: Any) -> tuple[str, ...]:
-    """Turn every draw into a placeholder, to be bound to an input; return the names of those in functions,
-    which stay, unseeded."""
+    """Replace every draw by a placeholder, to be bound to an input; return the names of the draws inside
+    functions, which remain, without a seed."""
     for node in definition.node:
         if node.op in _DRAWS:
             dtype = node.attr["dtype"].type

@@ -39,27 +39,26 @@ def task(
 
     Args:
         model: A `tf.Module`, a `tf.function` or a function; passed to `loss` as it is.
-        loss: `loss(model, batch)`, or with the keyword `train` or `training`, which is False in evaluation;
-            made of TensorFlow operations. None: `model(batch)` returns its loss itself, and takes these
-            keywords.
+        loss: `loss(model, batch)` in TensorFlow operations, or with the keyword `train` or `training`, which is
+            False in evaluation. None: `model(batch)` returns its loss itself, and takes these keywords.
         example: A batch, for its form, its shapes, and the check.
-        variables: The variables to train, by name or as they are; others that the code uses are held fixed.
-            None: all trainable ones.
+        variables: The variables to train, by name or as objects; other variables that the code uses are
+            constants. None: all trainable ones.
         sharding: Patterns of parameter names to logical axes.
         check: Compare loss and gradients with TensorFlow's own on the example, with the same random draws.
 
     Raises:
-        RecipeError: The code can't be traced, uses an operation that tf2jax does not have, assigns a variable
-            that is trained, or computes something else in JAX than in TensorFlow.
+        RecipeError: The code can't be traced, uses an operation that tf2jax lacks, assigns a variable that is
+            trained, or computes other results in JAX than in TensorFlow.
     """
     import_extra("tensorflow", "tensorflow")
     import_extra("tf2jax", "tensorflow")
-    _modestly()
+    _limit_tensorflow()
     return AdaptedTask(_Adapter(model, loss, example, variables, check).model(), sharding)
 
 
-def _modestly() -> None:
-    """Restrict TensorFlow to no GPU and few threads: it only traces and checks, and the devices are JAX's."""
+def _limit_tensorflow() -> None:
+    """Restrict TensorFlow to no GPU and few threads, since it only traces and checks; JAX uses the devices."""
     import tensorflow as tf
 
     with contextlib.suppress(RuntimeError):  # it is initialized already
@@ -213,9 +212,17 @@ class _Adapter:
                     raise RecipeError("the loss depends on no trainable variable; is there a model behind it?")
             with exact_host_precision(), use_library_promotion():
                 (loss, after), gradients = self.differentiated(converted, graph, free, values, batch, draws, key)
-            kept = {name: tf.convert_to_tensor(g).numpy() for name, g in theirs.items() if g is not None}
+            tensorflow_gradients = {
+                name: tf.convert_to_tensor(g).numpy() for name, g in theirs.items() if g is not None
+            }
             moved = {name: converted.shadows[name].numpy() for name in (self.assigned if train else ())}
-            check_agreement(_called(self.user_model), "TensorFlow", (loss, gradients), (expected, kept), (after, moved))
+            check_agreement(
+                _called(self.user_model),
+                "TensorFlow",
+                (loss, gradients),
+                (expected, tensorflow_gradients),
+                (after, moved),
+            )
 
     def differentiated(
         self, converted: Any, graph: Any, free: Any, held: Any, batch: Any, draws: list[Any], key: jax.Array
@@ -254,7 +261,7 @@ def _tensorflow_total(returned: Any, rows: int) -> Any:
 
 
 def _form_of(example: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """Return a function from named leaves back to the form of the user's batches."""
+    """Return a function that converts named leaves back to the form of the user's batches."""
     if isinstance(example, Mapping):
         return dict
     if isinstance(example, tuple | list):

@@ -1,4 +1,4 @@
-"""PyTorch modules, unchanged: traced to a graph by PyTorch's own autograd, run as JAX. Right, or refused."""
+"""PyTorch modules, unchanged: traced to a graph by PyTorch's own autograd, and run in JAX, exactly or not at all."""
 
 from ..extras import import_extra
 

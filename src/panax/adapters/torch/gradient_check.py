@@ -66,11 +66,11 @@ def check_gradients(
     """Compare loss, gradients and buffers on the example batch, with the same random bits.
 
     Raises:
-        RecipeError: They disagree; the message names the worst gradient, with both values.
+        RecipeError: The two disagree; the message names the worst gradient, with both values.
     """
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
         key = jax.random.key(0)
-        theirs, their_gradients, their_buffers = _in_torch(module, objective, leaves, program, key, autocast)
+        theirs, their_gradients, their_buffers = _compute_in_torch(module, objective, leaves, program, key, autocast)
         ours, our_gradients, our_buffers = _in_jax(module, leaves, program, key)
     hint = _hint(program)
     tolerance = TOLERANCE[autocast]
@@ -88,19 +88,19 @@ def check_gradients(
         # In float16 some overflow, and such steps are skipped: both must agree on the positions.
         if autocast is not torch.float16 or (np.isfinite(gradient) != np.isfinite(our_gradients[name])).any():
             _refuse_not_finite(name, gradient, our_gradients[name])
-    apart = _apart(our_gradients, their_gradients)
-    if any(not distance <= tolerance for distance in apart.values()):
+    distances = _distances(our_gradients, their_gradients)
+    if any(not distance <= tolerance for distance in distances.values()):
         if autocast is None and _agree_on_one_side(
             module, leaves, program, key, our_gradients, their_gradients, tolerance
         ):
-            apart = {}
+            distances = {}
         with jax.default_device(jax.devices("cpu")[0]):
             # A difference from itself means state: no rounding explains that.
-            _, again, _ = _in_torch(module, objective, leaves, program, key, autocast)
-            with _nudged(module):
-                _, nudged, _ = _in_torch(module, objective, leaves, program, key, autocast)
-        repeated_distances, nudged_distances = _apart(again, their_gradients), _apart(nudged, their_gradients)
-        for name, distance in apart.items():
+            _, again, _ = _compute_in_torch(module, objective, leaves, program, key, autocast)
+            with _perturb_weights(module):
+                _, nudged, _ = _compute_in_torch(module, objective, leaves, program, key, autocast)
+        repeated_distances, nudged_distances = _distances(again, their_gradients), _distances(nudged, their_gradients)
+        for name, distance in distances.items():
             stateful = not repeated_distances[name] <= tolerance / ROUNDING_MARGIN
             if not distance <= (tolerance if stateful else max(tolerance, ROUNDING_MARGIN * nudged_distances[name])):
                 a, b = (float(np.linalg.norm(g[name])) for g in (their_gradients, our_gradients))
@@ -134,8 +134,8 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def _refuse_not_finite(name: str, theirs: np.ndarray, ours: np.ndarray) -> None:
-    """Raise if a gradient is NaN or infinite: PyTorch's weights would become NaN; such a step is skipped
-    here."""
+    """Raise if a gradient is NaN or infinite: PyTorch's weights would become NaN, while Panax skips such a
+    step."""
     a, b = (int((~np.isfinite(gradient)).sum()) for gradient in (theirs, ours))
     if a or b:
         subject = "PyTorch's own gradient" if a else "the gradient as traced"
@@ -147,7 +147,7 @@ def _refuse_not_finite(name: str, theirs: np.ndarray, ours: np.ndarray) -> None:
 
 
 def _hint(program: TracedProgram) -> str:
-    """Return a possible reason of a disagreement other than state."""
+    """Return a possible reason for a disagreement other than state."""
     choosing = {getattr(node.target, "overloadpacket", None) for node in program.forward}
     if torch.ops.aten.topk in choosing or torch.ops.aten.kthvalue in choosing:
         return (
@@ -166,17 +166,17 @@ def _agree_on_one_side(
     theirs: Mapping[str, np.ndarray],
     tolerance: float,
 ) -> bool:
-    """Return True if gradients differ only because rounding took another side of a kink, such as a ReLU's;
-    see `rounding.py`."""
+    """Return True if gradients differ only because rounding selected another side of a kink, such as a ReLU's;
+    see `rounding_check.py`."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers()), **leaves}
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"), preserve_generators():
         plain, decided = (run_graph_in_torch(program, tensors, key, decided_by_jax=each) for each in (False, True))
     return all(
-        distance <= tolerance for pair in ((plain, theirs), (ours, decided)) for distance in _apart(*pair).values()
+        distance <= tolerance for pair in ((plain, theirs), (ours, decided)) for distance in _distances(*pair).values()
     )
 
 
-def _apart(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> dict[str, float]:
+def _distances(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Compute the distance of each gradient, relative to its norm or to the floor."""
     norms = {name: float(np.linalg.norm(_wide(_finite(g)))) for name, g in theirs.items()}
     floor = MIN_GRADIENT_SHARE * max(norms.values(), default=0.0)
@@ -187,7 +187,7 @@ def _apart(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> 
 
 
 @contextlib.contextmanager
-def _nudged(module: nn.Module) -> Iterator[None]:
+def _perturb_weights(module: nn.Module) -> Iterator[None]:
     """Move every weight of the module by its last bit, up or down, inside the context."""
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     generator = torch.Generator().manual_seed(0)
@@ -217,7 +217,7 @@ def _disagree(what: str, theirs: Any, ours: Any, apart: float | None = None, hin
     )
 
 
-def _in_torch(
+def _compute_in_torch(
     module: nn.Module,
     objective: Objective,
     leaves: Mapping[str, torch.Tensor],
@@ -257,9 +257,9 @@ def _in_jax(
     traced = program.traced
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     trained = tuple(as_numpy(tensors[name]) for name in traced.trained)
-    held = [as_numpy(tensors[name]) for name in traced.parameters if name not in traced.trained]
+    untrained = [as_numpy(tensors[name]) for name in traced.parameters if name not in traced.trained]
     others = tuple(
-        held + [as_numpy(tensors[name]) for name in traced.buffers] + [as_numpy(leaves[n]) for n in traced.leaves]
+        untrained + [as_numpy(tensors[name]) for name in traced.buffers] + [as_numpy(leaves[n]) for n in traced.leaves]
     )
     function = to_jax_function(program)
     count = len(traced.losses)

@@ -16,7 +16,7 @@ _BY_TYPE: tuple[tuple[type, Kind], ...] = (
 
 
 def classify_parameters(module: nn.Module) -> dict[str, Kind]:
-    """Return the kind of each parameter for which it is known, by name."""
+    """Return the kinds of parameters by name, as far as they are known."""
     kinds: dict[str, Kind] = {}
     for path, part in module.named_modules():
         kind: Kind | None = next((kind for cls, kind in _BY_TYPE if isinstance(part, cls)), None)

@@ -59,7 +59,7 @@ class Objective:
 
 
 def is_criterion(loss: Any) -> bool:
-    """Return True if a loss compares outputs with targets, without the module."""
+    """Return True if a loss takes outputs and targets, and not the module."""
     return isinstance(loss, nn.Module) or getattr(loss, "__module__", "") == "torch.nn.functional"
 
 

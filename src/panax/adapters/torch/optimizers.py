@@ -1,8 +1,8 @@
 """PyTorch's SGD, Adam and AdamW with their parameter groups and schedulers, as one optimizer that takes the
 same steps.
 
-Optax has the same three by name, and they differ in the details (the position of epsilon, the first momentum,
-the factor of weight decay): so the formulas here are PyTorch's.
+Optax's optimizers of the same names differ in details (the position of epsilon, the first momentum, the factor of
+weight decay), so the formulas here are PyTorch's.
 """
 
 import copy
@@ -57,15 +57,15 @@ def from_torch(
     meaning here.
 
     Args:
-        optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, new: with no steps taken.
+        optimizer: `torch.optim.SGD`, `Adam` or `AdamW` that has not taken a step.
         parameters: The module, or its parameters by name, to which the optimizer was given.
         scheduler: Any `torch.optim.lr_scheduler` that depends on the step alone.
         num_steps: Length of the run; needed with a scheduler; its last learning rate is used afterwards.
         steps_per_update: Steps of the run per `scheduler.step()`: those of an epoch, if it counts epochs.
 
     Raises:
-        RecipeError: Another optimizer or scheduler, one that has taken steps, or parameters that are not the
-            module's.
+        RecipeError: The optimizer or scheduler is of another kind, or has taken steps; or its parameters are not
+            the module's.
     """
     kind = type(optimizer)
     if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
@@ -99,7 +99,7 @@ class StepTable(NamedTuple):
     """A setting over the steps of a run.
 
     Attributes:
-        values: One for each step, the last one for all that follow; a single one is constant.
+        values: One value for each step; the last one applies to all later steps.
     """
 
     values: tuple[float, ...]
@@ -160,7 +160,7 @@ class TorchState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TorchOptimizer(Chained):
-    """The optimizer that `from_torch` returns; `schedule` has no part in it.
+    """The optimizer that `from_torch` returns; `schedule` has no effect on it.
 
     Attributes:
         known: All parameter names of the module.
@@ -384,7 +384,7 @@ def _refuse_moved(scheduler: Any, before: list[dict[str, Any]], after: list[dict
 
 
 def _refuse_replaced(owner: Any, name: str) -> None:
-    """Raise if a method is replaced on the instance, unless a scheduler has wrapped the class's own to count
+    """Raise if a method is replaced on the instance, unless a scheduler has wrapped the class's method to count
     its calls."""
     replaced = vars(owner).get(name)
     if replaced is None:

@@ -1,4 +1,4 @@
-"""Refusal of modules that can't be traced, with the module and the line at fault."""
+"""Rejection of modules that can't be traced, with the module and the line at fault."""
 
 import contextlib
 import re
@@ -36,7 +36,7 @@ class ModuleTracker:
         self._names = {id(part): path for path, part in module.named_modules()}
         self._running: list[nn.Module] = []
         self._marks: list[Any] = []
-        self._drawn = _numpys_state()
+        self._generator_state = _numpys_state()
         self.drew: str | None = None
 
     def enter(self, part: nn.Module, inputs: Any) -> None:
@@ -52,7 +52,7 @@ class ModuleTracker:
         self._unmark()
 
     def close(self) -> None:
-        """Leave the modules that an exception has left."""
+        """Remove from the stack the modules that an exception has left."""
         while self._marks:
             self._unmark()
 
@@ -65,9 +65,9 @@ class ModuleTracker:
 
     def _look(self) -> None:
         now = _numpys_state()
-        if now != self._drawn and self.drew is None:
+        if now != self._generator_state and self.drew is None:
             self.drew = self.where
-        self._drawn = now
+        self._generator_state = now
 
     @property
     def where(self) -> str:
@@ -89,10 +89,10 @@ def locate_errors(
     """Turn any exception inside into a RecipeError that names the module and the line of its code.
 
     Args:
-        where: Returns the name of the code that runs, if it is not the modules themselves.
+        where: Returns the name of the running code, if it is not a module's.
 
     Raises:
-        RecipeError: Something was raised.
+        RecipeError: An exception was raised.
     """
     located = ModuleTracker(module)
     hooks = (
@@ -115,7 +115,7 @@ def locate_errors(
 
 
 def refuse_leaks(after: PythonState) -> None:
-    """Raise if a forward has left a tensor elsewhere than in a buffer: the next step would not see it."""
+    """Raise if a forward has stored a tensor outside of buffers, since the next step would not see it."""
     for place in after.fakes:
         raise RecipeError(
             f"{place.owner} keeps a tensor in {place.display_name}, which a compiled step would lose; make it a "
@@ -205,9 +205,9 @@ def refuse_changed_constants(graph: torch.fx.GraphModule, before: PythonState) -
         base: Any = node.args[0]
         while getattr(base, "op", "") == "call_function" and getattr(base.target, "overloadpacket", None) in _VIEWING:
             base = base.args[0]
-        held = getattr(graph, str(base.target), None) if getattr(base, "op", "") == "get_attr" else None
+        constant = getattr(graph, str(base.target), None) if getattr(base, "op", "") == "get_attr" else None
         for place, tensor in before.outside.values():
-            if held is tensor or (held is not None and _same_memory(held, tensor)):
+            if constant is tensor or (constant is not None and _same_memory(constant, tensor)):
                 raise RecipeError(
                     f"{place.owner} changes the tensor {place.display_name} in each forward, which a compiled step would hold "
                     "fixed; make it a "

@@ -48,8 +48,8 @@ def task(
     """Adapt a PyTorch module, unchanged, as a task.
 
     It is traced forward and backward by PyTorch's own autograd, for the shapes of each batch; a module that
-    can't be traced correctly is refused, naming the module and the line. `task.trained(state)` returns the
-    module with its trained weights.
+    can't be traced correctly is rejected with an error that names the module and the line. `task.trained(state)`
+    returns the module with its trained weights.
 
     Args:
         module: A `torch.nn.Module` on the CPU, or on the meta device with `weights` or `initialize`. In
@@ -60,7 +60,7 @@ def task(
             a scalar (the mean over the batch's rows, which are its weight), a pair (sum, weight), a mapping
             of names to these, or one of those with a mapping of metrics.
         example: A batch in the form of the data: its leaves, their dtypes, and shapes to check with.
-        sharding: Patterns of parameter names (`*` matches anything) to logical axes, instead of the automatic
+        sharding: Patterns of parameter names (`*` matches any text) to logical axes, instead of the automatic
             ones.
         compute_dtype: "float32", "bfloat16" or "float16"; below float32 the forward runs under
             `torch.autocast`, and parameters stay as they are. In float16 the loss is scaled
@@ -71,7 +71,7 @@ def task(
         initialize: `initialize(module)` writes every parameter and buffer of a module on the meta device, for
             example `lambda module: module.init_weights()`; it is traced, and drawn in shards from the run's
             seed.
-        check: Compare loss, gradients and buffers with PyTorch's own on the example first, and refuse the
+        check: Compare loss, gradients and buffers with PyTorch's own on the example first, and reject the
             module if they disagree.
 
     Raises:
@@ -92,8 +92,8 @@ def task(
         raise RecipeError("initialize= and weights= are both given; pass only one of them, the source of the weights")
     programs = _Programs(module, Objective(loss, form), leaves, AUTOCAST[compute_dtype], watches=check)
     with restore_after(module, loss, unless_successful=True):
-        drawn = None if initialize is None else make_initializer(module, initialize)
-        initial = None if drawn is not None else host_arrays(module, weights)
+        initializer = None if initialize is None else make_initializer(module, initialize)
+        initial = None if initializer is not None else host_arrays(module, weights)
         program = programs.of({name: tuple(leaf.shape) for name, leaf in leaves.items()}, train=True)
         notes = _notes(module, program)
         unchecked = "check=False"
@@ -103,8 +103,8 @@ def task(
                 check_against_torch(module, programs.objective, leaves, program, autocast=programs.autocast)
             else:
                 warnings.warn(f"{type(module).__name__} was not compared with PyTorch: {unchecked}", stacklevel=2)
-        if weights is not None and (left := find_unused_names(module, weights)):
-            notes.append(f"not of the module, in {weights}: {', '.join(left[:5])} ({len(left)} in all)")
+        if weights is not None and (unused_names := find_unused_names(module, weights)):
+            notes.append(f"not of the module, in {weights}: {', '.join(unused_names[:5])} ({len(unused_names)} in all)")
         if unchecked is not None:
             notes.append(f"not compared with PyTorch: {unchecked}")
     known = classify_parameters(module)
@@ -121,7 +121,7 @@ def task(
     model = Model(
         name=type(module).__name__,
         initial=initial,
-        create=drawn,
+        create=initializer,
         evaluate=programs.evaluate,
         rebuild=rebuild,
         kind_of=known.get,
@@ -170,7 +170,7 @@ class _Programs:
         return self._programs[signature]
 
     def refuse_moved(self) -> None:
-        """Raise if a tensor that is a constant of the programs has been changed since it was traced."""
+        """Raise if a tensor that is a constant of the programs has been changed since the trace."""
         for program in self._programs.values():
             refuse_changed(program.traced.outside)
 
@@ -178,12 +178,12 @@ class _Programs:
         """Return the losses and metrics as (sum, weight), and the buffers afterwards."""
         self._check(batch)
         if is_debugging():
-            return self._for_real(params, state, batch, key, train)
+            return self._run_module(params, state, batch, key, train)
         program = self.of({name: tuple(leaf.shape) for name, leaf in batch.items()}, train=train)
         traced = program.traced
         trained = tuple(params[name] for name in traced.trained)
-        held = [params[name] for name in traced.parameters if name not in traced.trained]
-        others = (*held, *(state[name] for name in traced.buffers), *(batch[name] for name in traced.leaves))
+        untrained = [params[name] for name in traced.parameters if name not in traced.trained]
+        others = (*untrained, *(state[name] for name in traced.buffers), *(batch[name] for name in traced.leaves))
         outputs = to_jax_function(program)(trained, others, jax.random.key_data(key))
         pairs = list(zip(outputs[::2], outputs[1::2]))
         losses = dict(zip(traced.losses, pairs))
@@ -208,15 +208,15 @@ class _Programs:
                     f"like the example"
                 )
 
-    def _for_real(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
+    def _run_module(self, params: Any, state: Any, batch: Batch, key: jax.Array, train: bool) -> tuple[Any, Any]:
         """Run the module itself on real values, for debugging: breakpoints and prints in its code work."""
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in {**params, **state}.items()}
         leaves = {name: torch.from_numpy(np.array(leaf)).to(self.dtypes[name]) for name, leaf in batch.items()}
         casting = torch.autocast("cpu", dtype=self.autocast or torch.bfloat16, enabled=self.autocast is not None)
-        held = {place: tensors[name] for place, name in find_tensor_slots(self.module).items()}
+        tensors_by_slot = {place: tensors[name] for place, name in find_tensor_slots(self.module).items()}
         aliases = PythonState(self.module, self.objective.loss).aliases
         with (
-            swap_tensors(self.module, held, aliases),
+            swap_tensors(self.module, tensors_by_slot, aliases),
             set_mode(self.module, train),
             torch.no_grad(),
             ReplayDrawsMode(key),

@@ -29,7 +29,7 @@ class ActingDecoder(Module):
 class DecoderPolicy(Policy):
     """A decoder over the elements of an observation, which are integers, in their order.
 
-    It is the module that language models are trained with, and its weights are sharded as they are there.
+    The module is that of language models, with the same sharding of its weights.
 
     Attributes:
         model: Configuration of the decoder; its vocabulary must include all values of an observation's

@@ -42,12 +42,12 @@ class Layers(Module):
                 actions.
         """
         keys = jax.random.split(key, len(widths))
-        made = []
+        layers = []
         for number, (size, width) in enumerate(zip([inputs, *widths[:-1]], widths)):
             gain = last_gain if number == len(widths) - 1 else math.sqrt(2.0)
             sizes = {"inputs": size, "hidden": width}
-            made.append(Dense.create(keys[number], sizes, w=normal("inputs", gain=gain)))
-        return cls(layers=tuple(made), activation=activation)
+            layers.append(Dense.create(keys[number], sizes, w=normal("inputs", gain=gain)))
+        return cls(layers=tuple(layers), activation=activation)
 
     def __call__(self, x: Float[Array, "batch inputs"]) -> Float[Array, "batch hidden"]:
         for layer in self.layers[:-1]:
@@ -68,9 +68,10 @@ class PerceptronPolicy(Policy):
     """A perceptron for the actions, and another one for the value.
 
     Attributes:
-        hidden: Widths of the layers before the last one, of both.
-        activation: Activation after each of them.
-        first_gain: Gain of the actor's last layer: how far the initial policy is from uniform.
+        hidden: Widths of the hidden layers of both perceptrons.
+        activation: Activation after each hidden layer.
+        first_gain: Initial gain of the actor's last layer; the smaller, the closer the initial policy is to
+            uniform.
     """
 
     hidden: tuple[int, ...] = (64, 64)

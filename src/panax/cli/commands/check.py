@@ -57,12 +57,12 @@ def check_hardware(arguments: Sequence[str]) -> int:
         experiment = experiment_from(rest, "check")
     else:
         mesh = _mesh(rest)
-    with _own_output() if options.json else contextlib.nullcontext():
+    with _redirect_library_output() if options.json else contextlib.nullcontext():
         join()
         start_jax()
         console = plain_console()
         console.quiet = not is_process_zero()
-        with _saying(console, quiet=options.json) as say:
+        with _show_progress(console, quiet=options.json) as say:
             result = check(
                 experiment,
                 mesh=mesh,
@@ -83,7 +83,7 @@ def check_hardware(arguments: Sequence[str]) -> int:
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Split the flags into those of the check itself and the others."""
+    """Split the flags into flags of the check itself and other flags."""
     parser = argparse.ArgumentParser(prog="panax check", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--place", action="append", default=[])
     parser.add_argument("--save")
@@ -114,11 +114,11 @@ def _mesh(flags: Sequence[str]) -> MeshShape:
 
 
 @contextlib.contextmanager
-def _own_output() -> Iterator[None]:
-    """Redirect libraries' standard output to standard error within the context, where Gloo reports its
-    connections."""
+def _redirect_library_output() -> Iterator[None]:
+    """Redirect libraries' standard output, such as Gloo's connection messages, to standard error within the
+    context."""
     try:
-        kept = os.dup(1)
+        saved_stdout = os.dup(1)
     except OSError:
         # Standard output is closed.
         yield
@@ -132,13 +132,13 @@ def _own_output() -> Iterator[None]:
             # C buffers lines if standard output is not a terminal.
             ctypes.CDLL(None).fflush(None)
             sys.stdout.flush()
-            os.dup2(kept, 1)
+            os.dup2(saved_stdout, 1)
     finally:
-        os.close(kept)
+        os.close(saved_stdout)
 
 
 @contextlib.contextmanager
-def _saying(console: Console, *, quiet: bool) -> Iterator[LogFn]:
+def _show_progress(console: Console, *, quiet: bool) -> Iterator[LogFn]:
     """Show the current measurement in a temporary line; nothing without a terminal."""
     if quiet or console.quiet or not console.is_terminal:
         yield lambda line: None

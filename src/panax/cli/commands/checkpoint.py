@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
 def ls(where: str) -> int:
     """Print a table of the checkpoints, or of one checkpoint's arrays."""
     if _is_checkpoint(where):
-        print("\n".join(_of_arrays(open_checkpoint(where))))
+        print("\n".join(_format_arrays(open_checkpoint(where))))
         return 0
     console = plain_console()
     checkpointer = _checkpointer(where)
@@ -112,9 +112,9 @@ def ls(where: str) -> int:
     return 0
 
 
-def _of_arrays(found: Checkpoint) -> list[str]:
+def _format_arrays(stored: Checkpoint) -> list[str]:
     """Format two lines for each array, with its full name on a separate line, for searching."""
-    arrays = found.manifest.arrays
+    arrays = stored.manifest.arrays
     lines = ["array", f"  {'MB':>10}  {'chunks':>6}  dtype and shape"]
     for name, entry in arrays.items():
         dtype = entry.dtype if entry.key_impl is None else f"key ({entry.key_impl}) "
@@ -194,10 +194,12 @@ def _compared(one: Checkpoint, two: Checkpoint, name: str) -> str | None:
     changed = np.count_nonzero((x != y) & ~(np.isnan(x) & np.isnan(y)))
     both = np.isfinite(x) & np.isfinite(y)
     max_change, largest = (np.max(np.abs(values), initial=0.0) for values in (x[both] - y[both], x[both]))
-    said = f"{name}: {changed:,} of {left.size:,} values differ, by at most {max_change:.3g} (of at most {largest:.3g})"
+    description = (
+        f"{name}: {changed:,} of {left.size:,} values differ, by at most {max_change:.3g} (of at most {largest:.3g})"
+    )
     # NaN and infinities have no distance; if only one side has them, they are the difference.
     bad = [np.count_nonzero(~np.isfinite(values)) for values in (x, y)]
-    return said if not any(bad) else f"{said}; {bad[0]:,} -> {bad[1]:,} are not finite"
+    return description if not any(bad) else f"{description}; {bad[0]:,} -> {bad[1]:,} are not finite"
 
 
 def convert(source: str, target: str, format: str | None, prefix: str | None) -> int:

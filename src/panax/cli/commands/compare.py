@@ -15,7 +15,7 @@ def compare(arguments: Sequence[str]) -> int:
 
 
 def work_for_a_comparison() -> None:
-    """Run the process of a column. Panax's own columns retain freed memory, as `panax train` does."""
+    """Run the process of one framework's column. Panax's own columns retain freed memory, as `panax train` does."""
     if os.environ.get("PANAX_COMPARE_OWN"):
         keep_freed_memory()
     from panax_compare.measure.worker import serve

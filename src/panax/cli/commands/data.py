@@ -37,7 +37,7 @@ def data(arguments: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the subcommand and its flags; all others are those of the recipe."""
+    """Return the parser of the subcommand and its flags; other flags are the recipe's."""
     parser = Parser(prog="panax data", description="Look at the data as a model sees it, before training.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     show = commands.add_parser(

@@ -68,7 +68,7 @@ def _find_batch(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the subcommands and their flags; all others are those of the recipe."""
+    """Return the parser of the subcommands and their flags; other flags are the recipe's."""
     parser = Parser(prog="panax find", description="Find a setting for a recipe.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     lr = commands.add_parser(

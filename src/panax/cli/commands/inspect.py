@@ -82,7 +82,7 @@ class Subject:
     Attributes:
         task: The task, with the recipe's open settings filled in.
         batch: Shapes of a training batch.
-        target: Hardware that it is compiled for; None for the attached devices.
+        target: Hardware that the step is compiled for; None for the attached devices.
     """
 
     experiment: Experiment
@@ -116,14 +116,14 @@ def inspect(arguments: Sequence[str]) -> int:
     else:
         with suppress_plugin_warnings():
             devices = target_devices(target)
-        subject = _elsewhere(experiment_from(rest, "inspect"), target, devices, say)
+        subject = _sketch_subject(experiment_from(rest, "inspect"), target, devices, say)
     if measurements is not None:
         _check_profile(subject, *measurements)
     print_parameters(subject, console)
     if isinstance(subject.step, CompiledStep):
         batch = subject.batch()
         for line in table_lines(table_costs(subject.step, batch)):
-            console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
+            console.print(_wrap_row(line), highlight=False, markup=False, soft_wrap=True)
         print_walk(subject, batch, console, measurements)
         if compiles:
             print_step(subject, batch, console)
@@ -134,7 +134,7 @@ def inspect(arguments: Sequence[str]) -> int:
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], Hardware | None, bool, str | None]:
-    """Return the arguments without `--target`, `--no-compile` and `--hardware`, and the values of those."""
+    """Return the arguments without `--target`, `--no-compile` and `--hardware`, and the values of these flags."""
     rest, target, compiles, profile = [], None, True, None
     remaining = iter(arguments)
     for argument in remaining:
@@ -154,7 +154,7 @@ def _attached(experiment: Experiment, say: LogFn) -> Subject:
     if (blank := find_missing_data(experiment)) is not None:
         if isinstance(experiment.data, TextData):
             choose_by_timing()
-            return _elsewhere(experiment, None, jax.devices(), say)
+            return _sketch_subject(experiment, None, jax.devices(), say)
         experiment = blank.fill(experiment)
     prepared = prepare(experiment, say)
     source = prepared.data.train
@@ -166,17 +166,17 @@ def _attached(experiment: Experiment, say: LogFn) -> Subject:
     return Subject(experiment, prepared.task, prepared.step, batch, prepared.data.facts.sequence_length)
 
 
-def _elsewhere(experiment: Experiment, target: Hardware | None, devices: list[Any], say: LogFn) -> Subject:
-    """Inspect for a target, or without data: text is not tokenized, since its batches' shapes are known, and
-    a vocabulary is the task's or the tokenizer's."""
-    found = sketch_step(
+def _sketch_subject(experiment: Experiment, target: Hardware | None, devices: list[Any], say: LogFn) -> Subject:
+    """Build the subject for a target, or without data: text is not tokenized, since its batches' shapes are
+    known, and the vocabulary is the task's or the tokenizer's."""
+    sketch = sketch_step(
         experiment,
         devices,
         say,
         None if target is None else target.memory_bytes,
         None if target is None else target.devices_per_fast_domain,
     )
-    return Subject(found.experiment, found.task, found.step, found.batch, found.sequence_length, target)
+    return Subject(sketch.experiment, sketch.task, sketch.step, sketch.batch, sketch.sequence_length, target)
 
 
 def print_parameters(subject: Subject, console: Console) -> None:
@@ -195,24 +195,24 @@ def print_parameters(subject: Subject, console: Console) -> None:
         ("parameters", program.abstract.params, step.shardings.params),
         ("optimizer", program.abstract.optimizer_state, step.shardings.optimizer_state),
     ):
-        total_bytes, each = _bytes(tree, shardings)
-        console.print(f"{name:14} {format_bytes(total_bytes)}, {format_bytes(each)} on each device")
+        total_bytes, bytes_per_device = _bytes(tree, shardings)
+        console.print(f"{name:14} {format_bytes(total_bytes)}, {format_bytes(bytes_per_device)} on each device")
     for line in _kinds(program.abstract.optimizer_state, step.shardings.optimizer_state, total):
         console.print(line, highlight=False)
     for name in ("owed", "delayed"):
-        kept, lies = getattr(program.abstract, name), getattr(step.shardings, name)
-        if kept is not None:
-            total_bytes, each = _bytes(kept, lies)
-            console.print(f"{name:14} {format_bytes(total_bytes)}, {format_bytes(each)} on each device")
-    words = program.comms.describe()
-    if words is not None:
-        console.print(words)
+        buffers, leaf_shardings = getattr(program.abstract, name), getattr(step.shardings, name)
+        if buffers is not None:
+            total_bytes, bytes_per_device = _bytes(buffers, leaf_shardings)
+            console.print(f"{name:14} {format_bytes(total_bytes)}, {format_bytes(bytes_per_device)} on each device")
+    description = program.comms.describe()
+    if description is not None:
+        console.print(description)
     flops = subject.task.flops_per_token(subject.sequence_length) if subject.sequence_length else None
-    of = "a token's"
+    subject_text = "a token's"
     if flops is None:
-        flops, of = subject.task.flops_per_example(), f"one of the {subject.task.unit}'"
+        flops, subject_text = subject.task.flops_per_example(), f"one of the {subject.task.unit}'"
     if flops is not None:
-        console.print(f"compute        {flops:,.0f} FLOPs for {of} forward and backward pass")
+        console.print(f"compute        {flops:,.0f} FLOPs for {subject_text} forward and backward pass")
 
 
 def print_walk(
@@ -236,10 +236,10 @@ def print_walk(
     for part in range(comms.fragments):
         agreement = walk_agreement(subject.step, OuterSync((part,), (part,)))
         if agreement is not None:
-            of = "" if comms.fragments == 1 else f" of part {part + 1} of {comms.fragments}"
-            lines += rare_lines("agreement", agreement, f"after every {comms.local_steps} steps{of}")
+            part_text = "" if comms.fragments == 1 else f" of part {part + 1} of {comms.fragments}"
+            lines += rare_lines("agreement", agreement, f"after every {comms.local_steps} steps{part_text}")
     for line in lines:
-        console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
+        console.print(_wrap_row(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def _times(subject: Subject, cost: StepCost, measurements: tuple[HardwareProfile, Path] | None) -> list[str]:
@@ -261,7 +261,7 @@ def _times(subject: Subject, cost: StepCost, measurements: tuple[HardwareProfile
 
 
 def _check_profile(subject: Subject, profile: HardwareProfile, path: Path) -> None:
-    """Check that a profile is of the kind of devices that a step is for."""
+    """Check that a profile was measured on the kind of device for which a step is compiled."""
     if subject.target is None:
         kind = subject.step.placement.devices.devices.flat[0].device_kind
         fits = kind == profile.device_kind
@@ -283,10 +283,10 @@ def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> Non
         _warn(console, f"{_name(subject)} can't hold the step: {error} {LESS}")
         return
     for line in subject.step.kernels_taken:
-        console.print(_fitted(f"kernel         {line}"), highlight=False, markup=False, soft_wrap=True)
+        console.print(_wrap_row(f"kernel         {line}"), highlight=False, markup=False, soft_wrap=True)
     limit = _memory_limit(subject)
     for line in plan_lines(plan, limit, _name(subject)):
-        console.print(_fitted(line), highlight=False, markup=False, soft_wrap=True)
+        console.print(_wrap_row(line), highlight=False, markup=False, soft_wrap=True)
     if limit and plan.memory.total > limit:
         _warn(
             console,
@@ -294,7 +294,7 @@ def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> Non
         )
 
 
-def _fitted(line: str) -> str:
+def _wrap_row(line: str) -> str:
     """Wrap a line, indented after its name; lines of tables are not changed."""
     return line if line.startswith("  ") else wrap_line(line, 15)
 
@@ -328,15 +328,22 @@ def _table(params: Any, axes: Any, shardings: Any, trainable: Any) -> list[str]:
     """Format two lines for each parameter: its name and bytes, and its axes with the mesh axes that shard
     them. Names are never truncated."""
     lines = [_row("parameter", "bytes", "on each device")]
-    places = jax.tree.leaves(shardings)
-    for (name, leaf, leaf_axes), place, free in zip(pair_axes(params, axes), places, jax.tree.leaves(trainable)):
-        spec = [*getattr(place, "spec", ()), *(None,) * leaf.ndim]
+    sharding_leaves = jax.tree.leaves(shardings)
+    for (name, leaf, leaf_axes), sharding, free in zip(
+        pair_axes(params, axes), sharding_leaves, jax.tree.leaves(trainable)
+    ):
+        spec = [*getattr(sharding, "spec", ()), *(None,) * leaf.ndim]
         dims = [
             f"{axis or '-'} {length}" + (f" ({'·'.join((part,) if isinstance(part, str) else part)})" if part else "")
             for axis, length, part in zip(leaf_axes, leaf.shape, spec)
         ]
-        total_bytes, each = _leaf_bytes(leaf.shape, leaf.dtype), _leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)
-        lines += _row(name if free else f"{name} (frozen)", format_bytes(total_bytes), format_bytes(each)).splitlines()
+        total_bytes, bytes_per_device = (
+            _leaf_bytes(leaf.shape, leaf.dtype),
+            _leaf_bytes(sharding.shard_shape(leaf.shape), leaf.dtype),
+        )
+        lines += _row(
+            name if free else f"{name} (frozen)", format_bytes(total_bytes), format_bytes(bytes_per_device)
+        ).splitlines()
         lines += wrap_line(f"  {' x '.join(dims) or 'one number'}", 4).splitlines()
     return lines
 
@@ -345,13 +352,14 @@ def _kinds(state: Any, shardings: Any, parameters: int) -> list[str]:
     """Format a line for each kind of state of a sharded optimizer: its bytes, its dtypes, and its bytes per
     parameter."""
     lines = []
-    for kind, kept in state.items() if isinstance(state, Mapping) else ():
-        total_bytes, each = _bytes(kept, shardings[kind])
-        types = " and ".join(dict.fromkeys(leaf.dtype.name for leaf in jax.tree.leaves(kept)))
-        if isinstance(kept, Mapping):
-            share = total_bytes / max(1, parameters)
+    for kind, kind_state in state.items() if isinstance(state, Mapping) else ():
+        total_bytes, bytes_per_device = _bytes(kind_state, shardings[kind])
+        types = " and ".join(dict.fromkeys(leaf.dtype.name for leaf in jax.tree.leaves(kind_state)))
+        if isinstance(kind_state, Mapping):
+            bytes_per_parameter = total_bytes / max(1, parameters)
             lines.append(
-                f"  {kind:12} {format_bytes(total_bytes)}, {format_bytes(each)} on each: {types}, {share:.2f} bytes a parameter"
+                f"  {kind:12} {format_bytes(total_bytes)}, {format_bytes(bytes_per_device)} on each: "
+                f"{types}, {bytes_per_parameter:.2f} bytes a parameter"
             )
     return lines
 
@@ -368,8 +376,8 @@ def _leaf_bytes(shape: Sequence[int], dtype: Any) -> int:
 
 
 def _bytes(tree: Any, shardings: Any) -> tuple[int, int]:
-    whole = each = 0
-    for leaf, place in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings)):
-        whole += _leaf_bytes(leaf.shape, leaf.dtype)
-        each += _leaf_bytes(place.shard_shape(leaf.shape), leaf.dtype)
-    return whole, each
+    total_bytes = bytes_per_device = 0
+    for leaf, sharding in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings)):
+        total_bytes += _leaf_bytes(leaf.shape, leaf.dtype)
+        bytes_per_device += _leaf_bytes(sharding.shard_shape(leaf.shape), leaf.dtype)
+    return total_bytes, bytes_per_device

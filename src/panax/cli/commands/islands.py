@@ -42,12 +42,13 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
     if conflicts:
         raise LaunchError(f"{conflicts[0]} is set by --islands for each island; remove it")
     if "--fresh" in flags and only is None:
-        _set_aside(folder / OUTER_SYNC_FOLDER)
+        _archive(folder / OUTER_SYNC_FOLDER)
     indices = range(count) if only is None else [only]
     jobs = {index: _start(recipe, island_flags(flags, folder, count, index)) for index in indices}
     outlet, errors = Outlet(sys.stdout), Outlet(sys.stderr)
     tellers = [
-        threading.Thread(target=_told, args=(job.stdout, index, outlet), daemon=True) for index, job in jobs.items()
+        threading.Thread(target=_forward_output, args=(job.stdout, index, outlet), daemon=True)
+        for index, job in jobs.items()
     ]
     for teller in tellers:
         teller.start()
@@ -65,7 +66,7 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     }
     try:
-        codes = _followed(jobs, stopped, errors)
+        codes = _wait_for_jobs(jobs, stopped, errors)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -77,7 +78,7 @@ def launch_islands(recipe: str, flags: Sequence[str], folder: Path, count: int, 
 
 
 def island_flags(flags: Sequence[str], folder: Path, count: int, index: int) -> list[str]:
-    """Return the flags of one island's job, from those of all."""
+    """Return the flags of one island's job, from the flags of all islands."""
     own = ["--comms.islands.count", str(count), "--comms.islands.index", str(index)]
     if not any(flag.partition("=")[0] == "--comms.islands.store" for flag in flags):
         own += ["--comms.islands.store", str(folder / OUTER_SYNC_FOLDER)]
@@ -97,11 +98,13 @@ def _start(recipe: str, flags: Sequence[str]) -> "subprocess.Popen[str]":
     )
 
 
-def _followed(jobs: "dict[int, subprocess.Popen[str]]", stopped: threading.Event, errors: Outlet) -> dict[int, int]:
+def _wait_for_jobs(
+    jobs: "dict[int, subprocess.Popen[str]]", stopped: threading.Event, errors: Outlet
+) -> dict[int, int]:
     """Wait until all jobs have ended; return their exit codes.
 
     Args:
-        stopped: Set once they were asked to end.
+        stopped: Set once the jobs were asked to end.
         errors: Outlet of messages for the user.
     """
     codes: dict[int, int] = {}
@@ -122,19 +125,19 @@ def _followed(jobs: "dict[int, subprocess.Popen[str]]", stopped: threading.Event
     return codes
 
 
-def _told(lines: IO[str] | None, index: int, outlet: Outlet) -> None:
+def _forward_output(lines: IO[str] | None, index: int, outlet: Outlet) -> None:
     # Read even if the output is not read: an island would block otherwise.
     if lines is not None:
         for line in iter(lambda: lines.readline(LINE_CHARACTERS), ""):
             outlet.write(f"island {index} | {line.rstrip()}\n")
 
 
-def _set_aside(place: Path) -> None:
-    """Move the files of an earlier run's islands out of the way, without removing them."""
-    if not place.exists():
+def _archive(folder: Path) -> None:
+    """Rename the folder of an earlier run's islands, to preserve its files."""
+    if not folder.exists():
         return
-    number = next(n for n in range(1, 10_000) if not place.with_name(f"{place.name}.{n}").exists())
-    place.rename(place.with_name(f"{place.name}.{number}"))
+    number = next(n for n in range(1, 10_000) if not folder.with_name(f"{folder.name}.{n}").exists())
+    folder.rename(folder.with_name(f"{folder.name}.{number}"))
 
 
 def without_directory(flags: Sequence[str]) -> list[str]:
@@ -143,12 +146,12 @@ def without_directory(flags: Sequence[str]) -> list[str]:
     >>> without_directory(["--directory", "a", "--seed", "3", "--directory=b"])
     ['--seed', '3']
     """
-    remaining, of_directory = [], False
+    remaining, is_directory_value = [], False
     for flag in flags:
-        if of_directory:
-            of_directory = False
+        if is_directory_value:
+            is_directory_value = False
         elif flag == "--directory":
-            of_directory = True
+            is_directory_value = True
         elif not flag.startswith("--directory="):
             remaining.append(flag)
     return remaining

@@ -74,8 +74,8 @@ def status(arguments: Sequence[str]) -> int:
         if job_status["step"] >= 0
         else "before the first step"
     )
-    gone = end is None and not is_followed(place, job_status)
-    state = "no longer supervised" if gone else job_status["state"]
+    is_abandoned = end is None and not is_followed(place, job_status)
+    state = "no longer supervised" if is_abandoned else job_status["state"]
     print_escaped(f"{job['name']}: {state}, {step}, after {_ago(job_status['seconds'])}")
     print_escaped(f"  {job['command']}")
     # Goodput is printed below, from the ledger.
@@ -89,7 +89,7 @@ def status(arguments: Sequence[str]) -> int:
         print_escaped(f"  ended with exit code {end['exit_code']}: {end['message']}")
         if end.get("advice"):
             print_escaped(f"  {end['advice']}")
-    elif gone:
+    elif is_abandoned:
         print_escaped(
             f"  the supervisor has not written for {_ago(now - job_status['at'])}; the same `panax launch` resumes the run"
         )
@@ -117,31 +117,31 @@ def status(arguments: Sequence[str]) -> int:
 
 def logs(arguments: Sequence[str]) -> int:
     """Print the output of a launched run's processes."""
-    asked = parser_of("logs").parse_args(arguments)
-    if asked.lines < 1:
-        raise LaunchError(f"--lines {asked.lines}; expected at least 1")
-    if plain_runs.is_plain(asked.run):
-        if asked.process:
-            raise LaunchError(f"--process {asked.process}: the run was not launched, and has one log, of process 0")
-        return plain_runs.logs(asked.run, asked.lines, following=asked.follow)
-    place = job_folder_path(asked.run)
+    options = parser_of("logs").parse_args(arguments)
+    if options.lines < 1:
+        raise LaunchError(f"--lines {options.lines}; expected at least 1")
+    if plain_runs.is_plain(options.run):
+        if options.process:
+            raise LaunchError(f"--process {options.process}: the run was not launched, and has one log, of process 0")
+        return plain_runs.logs(options.run, options.lines, following=options.follow)
+    place = job_folder_path(options.run)
     count = int(read_job_file(place / JOB)["processes"])
-    if asked.process is not None and not 0 <= asked.process < count:
-        raise LaunchError(f"--process {asked.process}: the job has {count}, from 0 to {count - 1}")
-    wanted = range(count) if asked.process is None else [asked.process]
-    seen: dict[int, int] = {}
-    for process in wanted:
+    if options.process is not None and not 0 <= options.process < count:
+        raise LaunchError(f"--process {options.process}: the job has {count}, from 0 to {count - 1}")
+    indices = range(count) if options.process is None else [options.process]
+    offsets: dict[int, int] = {}
+    for process in indices:
         path = log_path(place, process)
-        lines, seen[process] = read_last_lines(path, asked.lines)
-        if asked.process is None:
+        lines, offsets[process] = read_last_lines(path, options.lines)
+        if options.process is None:
             print(f"== process {process}: {path}")
         print("\n".join(map(make_printable, lines)))
-    while asked.follow:
+    while options.follow:
         sys.stdout.flush()
-        over = _over(place)
-        for process in wanted:
-            mark = process if len(seen) > 1 else None
-            seen[process] = follow(log_path(place, process), seen[process], mark, last=over)
+        over = _has_ended(place)
+        for process in indices:
+            mark = process if len(offsets) > 1 else None
+            offsets[process] = follow(log_path(place, process), offsets[process], mark, last=over)
         if over:
             break
         time.sleep(FOLLOW_SECONDS)
@@ -189,51 +189,53 @@ def uncordon(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _nodes(asked: argparse.Namespace) -> tuple[Path, list[int], int]:
+def _nodes(options: argparse.Namespace) -> tuple[Path, list[int], int]:
     """Return the folder of the job's files, the selected nodes, and the number of nodes.
 
     Raises:
-        LaunchError: The job has ended, or a host of that name runs none of its processes.
+        LaunchError: The job has ended, or none of its processes runs on a named host.
     """
-    place = job_folder_path(asked.run)
-    job_status, job = _status(place), read_job_file(place / JOB)
+    folder = job_folder_path(options.run)
+    job_status, job = _status(folder), read_job_file(folder / JOB)
     if "end" in job_status:
         raise LaunchError(f"the job has ended: {job_status['end']['message']}")
     hosts: dict[str, list[int]] = {}
-    for one in job_status.get("processes", ()):
-        hosts.setdefault(one["host"], []).append(one["node"])
+    for process in job_status.get("processes", ()):
+        hosts.setdefault(process["host"], []).append(process["node"])
     numbers: set[int] = set()
-    for each in asked.nodes:
-        if not each.isdecimal() and each not in hosts:
+    for node in options.nodes:
+        if not node.isdecimal() and node not in hosts:
             raise LaunchError(
-                f"no process of the job runs on {each!r}; its hosts are {', '.join(sorted(hosts)) or 'none yet'}"
+                f"no process of the job runs on {node!r}; its hosts are {', '.join(sorted(hosts)) or 'none yet'}"
             )
-        numbers |= {int(each)} if each.isdecimal() else {*hosts[each]}
-    return place, sorted(numbers), int(job["nodes"])
+        numbers |= {int(node)} if node.isdecimal() else {*hosts[node]}
+    return folder, sorted(numbers), int(job["nodes"])
 
 
-def _status(place: Path) -> dict[str, Any]:
-    return read_job_file(place / STATUS) if (place / STATUS).is_file() else {"at": read_job_file(place / JOB)["began"]}
+def _status(folder: Path) -> dict[str, Any]:
+    return (
+        read_job_file(folder / STATUS) if (folder / STATUS).is_file() else {"at": read_job_file(folder / JOB)["began"]}
+    )
 
 
-def is_followed(place: Path, found: Mapping[str, Any], seconds: float = STALE_SECONDS / 2) -> bool:
+def is_followed(folder: Path, last_status: Mapping[str, Any], seconds: float = STALE_SECONDS / 2) -> bool:
     """Return True if a supervisor writes a job's status: it is recent, or changes while observed.
 
     The writing host's clock may differ: a status that looks old, or from the future, is observed for a while.
     """
-    if abs(time.time() - found.get("at", 0.0)) <= STALE_SECONDS:
+    if abs(time.time() - last_status.get("at", 0.0)) <= STALE_SECONDS:
         return True
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(FOLLOW_SECONDS)
-        if _status(place) != found:
+        if _status(folder) != last_status:
             return True
     return False
 
 
-def _over(place: Path) -> bool:
-    found = _status(place)
-    return "end" in found or not is_followed(place, found)
+def _has_ended(folder: Path) -> bool:
+    job_status = _status(folder)
+    return "end" in job_status or not is_followed(folder, job_status)
 
 
 def _ago(seconds: float) -> str:

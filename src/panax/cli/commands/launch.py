@@ -131,36 +131,36 @@ def launch(arguments: Sequence[str]) -> int:
     if engine is not None and engine.is_queued():
         return _submit(job, engine, arguments, options.on)
     view = View(job.num_steps, quiet=options.quiet)
-    return _ended(launched(job, engine, name=options.on, view=view), job, view)
+    return _report_end(launched(job, engine, name=options.on, view=view), job, view)
 
 
-def _islands(options: argparse.Namespace, arguments: Sequence[str], rest: Sequence[str]) -> int:
+def _islands(options: argparse.Namespace, arguments: Sequence[str], recipe_flags: Sequence[str]) -> int:
     """Start islands, each by this command without the flags for islands."""
     if options.islands is None:
         raise LaunchError(f"{ISLAND} {options.island} is one of several: give their number, as in {ISLANDS} 4")
     if options.dry_run or options.submission or options.processes != 1 or options.nodes != 1:
         raise LaunchError(f"{ISLANDS} {options.islands}: an island is one process, with the devices of --devices")
-    flags, skips = [], False
+    flags, skips_next = [], False
     for flag in arguments[1:]:
         name, equals, _ = flag.partition("=")
-        if skips:
-            skips = False
+        if skips_next:
+            skips_next = False
         elif name in (ISLANDS, ISLAND):
-            skips = not equals
+            skips_next = not equals
         else:
             flags.append(flag)
     # With an island's settings: an error is reported once, before any is started.
-    own_place = (
+    store_flags = (
         []
-        if any(flag.partition("=")[0] == "--comms.islands.store" for flag in rest)
+        if any(flag.partition("=")[0] == "--comms.islands.store" for flag in recipe_flags)
         else ["--comms.islands.store", "."]
     )
-    facts = probe((arguments[0], *rest, "--comms.islands.count", str(options.islands), *own_place))
+    facts = probe((arguments[0], *recipe_flags, "--comms.islands.count", str(options.islands), *store_flags))
     return launch_islands(arguments[0], flags, Path(facts["folder"]), options.islands, options.island)
 
 
 def probe(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the run's folder, name and steps, from another process, since they require jax.
+    """Return the run's folder, name and steps, computed in another process, since computing them imports jax.
 
     Raises:
         PanaxError: The recipe or its flags can't be used; the message has been printed.
@@ -174,9 +174,9 @@ def probe(arguments: Sequence[str]) -> dict[str, Any]:
 
     *_, line = [each for each in result.output.splitlines() if each.startswith(LINE_PREFIX)] or [""]
     if result.code or not line:
-        said = result.errors.strip().splitlines()
-        message = "\n".join(said[_start_of_error(said) :]).removeprefix(_ERROR)
-        raise _Refused(message or f"the recipe {arguments[0]!r} could not be read", result.code or 2)
+        error_lines = result.errors.strip().splitlines()
+        message = "\n".join(error_lines[_start_of_error(error_lines) :]).removeprefix(_ERROR)
+        raise _ProbeError(message or f"the recipe {arguments[0]!r} could not be read", result.code or 2)
     sys.stderr.write(result.errors)
     return json_reader.parse(line.removeprefix(LINE_PREFIX), constants=True)
 
@@ -184,7 +184,7 @@ def probe(arguments: Sequence[str]) -> dict[str, Any]:
 _ERROR = "panax: error: "
 
 
-class _Refused(PanaxError):
+class _ProbeError(PanaxError):
     """Error reported by another process."""
 
     def __init__(self, message: str, exit_code: int):
@@ -197,7 +197,7 @@ def _start_of_error(lines: Sequence[str]) -> int:
 
 
 def split_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Split the flags into those of the launch and the others."""
+    """Split the flags into flags of the launch and other flags."""
     parser = argparse.ArgumentParser(prog="panax launch", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--on", default=LOCAL)
     parser.add_argument(DRY_RUN, action="store_true")
@@ -234,22 +234,22 @@ def split_flags(flags: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, rest
 
 
-def read_resources(own: argparse.Namespace) -> Resources:
+def read_resources(options: argparse.Namespace) -> Resources:
     """Return the resources that the flags request from an engine."""
-    return Resources(**{field.name: getattr(own, field.name) for field in dataclasses.fields(Resources)})
+    return Resources(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Resources)})
 
 
 def _submission(job: Job, engine: Engine | None, arguments: Sequence[str]) -> str:
     if engine is not None:
-        again = [each for each in arguments if each != DRY_RUN]
-        return engine.render_submission(["launch", *again], job.folder)
+        resubmitted = [each for each in arguments if each != DRY_RUN]
+        return engine.render_submission(["launch", *resubmitted], job.folder)
     environment = {**filter_environment(), **job.environment()}
-    shown = " ".join(
+    variables = " ".join(
         f"{name}={shlex.quote(value)}" for name, value in environment.items() if name.startswith(("JAX", "XLA"))
     )
-    where = f"PANAX_COORDINATOR=127.0.0.1:{job.port or 'PORT'} PANAX_PROCESSES={job.processes}"
+    coordinator = f"PANAX_COORDINATOR=127.0.0.1:{job.port or 'PORT'} PANAX_PROCESSES={job.processes}"
     return "\n".join(
-        f"{where} PANAX_PROCESS={index} {shown + ' ' if shown else ''}{shlex.join(job.command())}"
+        f"{coordinator} PANAX_PROCESS={index} {variables + ' ' if variables else ''}{shlex.join(job.command())}"
         for index in range(job.processes)
     )
 
@@ -264,8 +264,8 @@ def _submit(job: Job, engine: Engine, arguments: Sequence[str], name: str) -> in
     return 0
 
 
-def _ended(code: int, job: Job, view: View) -> int:
-    """Print why a job did not succeed, and where its logs are."""
+def _report_end(code: int, job: Job, view: View) -> int:
+    """Print why a job has failed, and the command that shows its logs; return its exit code."""
     if code == 0:
         return 0
     from ...cluster.supervisor.job_folder import STATUS, read_job_file
@@ -274,10 +274,10 @@ def _ended(code: int, job: Job, view: View) -> int:
     advice = f"\n{end['advice']}" if end.get("advice") else ""
     run = os.path.relpath(job.folder)
     kind = "panax" if code in (129, 130, 143) else "panax: error"
-    said = end.get("message", "ended")
-    if end.get("cause") == Cause.CHECK.value and view.has_shown(said):
-        said = "the hardware check has failed, as shown above"
-    elif view.has_shown(said):
-        said = f"{end.get('cause') or 'the job has failed'}, {AS_SAID}"
-    print(f"{kind}: {said}{advice}\nits output: panax logs {run}", file=sys.stderr)
+    message = end.get("message", "ended")
+    if end.get("cause") == Cause.CHECK.value and view.has_shown(message):
+        message = "the hardware check has failed, as shown above"
+    elif view.has_shown(message):
+        message = f"{end.get('cause') or 'the job has failed'}, {AS_SAID}"
+    print(f"{kind}: {message}{advice}\nits output: panax logs {run}", file=sys.stderr)
     return code

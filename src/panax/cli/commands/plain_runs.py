@@ -54,8 +54,8 @@ def status(run: str) -> int:
     return 0
 
 
-def _last(found: RunFiles, name: str) -> float | None:
-    curve = found.curves.get(name)
+def _last(run: RunFiles, name: str) -> float | None:
+    curve = run.curves.get(name)
     return None if curve is None or curve.last is None else float(curve.last)
 
 
@@ -70,12 +70,12 @@ def logs(run: str, lines: int, *, following: bool) -> int:
     path = Path(run) / NAME
     if not path.is_file():
         raise LaunchError(f"{path} not found: the run was trained by an older Panax, which kept no log")
-    shown, seen = read_last_lines(path, lines)
-    for line in shown:
+    last_lines, offset = read_last_lines(path, lines)
+    for line in last_lines:
         print_escaped(line)
     while following:
         alive = read_run(run).alive
-        seen = follow(path, seen, None, last=not alive)
+        offset = follow(path, offset, None, last=not alive)
         if not alive:
             break
         time.sleep(FOLLOW_SECONDS)
@@ -86,7 +86,7 @@ def stop(run: str, seconds: float) -> int:
     """Make a run save, and end.
 
     Raises:
-        LaunchError: It is not running, or not on this host.
+        LaunchError: The run has ended, or is on another host.
     """
     folder = Path(run)
     if not read_run(folder).alive:

@@ -55,9 +55,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--seed", type=int, default=0, help="of the simulated runs (%(default)s)")
     for title, flags in (("stage times", STAGES), ("the fleet", FLEET)):
         group = arguments.add_argument_group(title)
-        for name, said in flags.items():
-            kind, shown = (int, "N") if name in COUNTS else (float, "X")
-            group.add_argument(f"--{name}", type=kind, metavar=shown, help=said)
+        for name, help_text in flags.items():
+            kind, metavar = (int, "N") if name in COUNTS else (float, "X")
+            group.add_argument(f"--{name}", type=kind, metavar=metavar, help=help_text)
     group.add_argument(
         "--shrinks", action="store_true", default=None, help="continue on fewer devices until the host is back"
     )

@@ -98,24 +98,24 @@ def train(arguments: Sequence[str]) -> int:
     if result.stopped:
         console.print(wrap_line(f"stopped after step {result.step} of {experiment.num_steps}: {result.stopped}"))
     try:
-        show(result, console, kept=not how["fast_dev_run"])
+        show(result, console, has_files=not how["fast_dev_run"])
     except Exception as error:
         # The run is done and saved: showing it does not decide if it succeeded. The terminal may have gone.
         with contextlib.suppress(OSError):
-            said = str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
-            say(f"warning: the run is done and saved ({result.checkpoint}); it can't be shown whole: {said}")
+            message = str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
+            say(f"warning: the run is done and saved ({result.checkpoint}); its summary is incomplete: {message}")
     return 0
 
 
 def _without_endpoint(arguments: list[str]) -> tuple[list[str], tuple[Tracker, ...]]:
     """Return the other arguments, and the tracker requested by `--prometheus`."""
-    for number, each in enumerate(arguments):
-        flag, equals, value = each.partition("=")
+    for number, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
         if flag == PROMETHEUS:
-            rest = arguments[number + 1 :]
+            remaining = arguments[number + 1 :]
             if not equals:
-                value, *rest = rest or [""]
-            return arguments[:number] + rest, (PrometheusTracker.at(value),)
+                value, *remaining = remaining or [""]
+            return arguments[:number] + remaining, (PrometheusTracker.at(value),)
     return arguments, ()
 
 
@@ -132,52 +132,52 @@ def check_before_run(experiment: Experiment, say: LogFn, *, strict: bool) -> Non
     say(f"checked in {found.profile.seconds:.0f} s: {len(found.findings) or 'no'} finding(s); profile in {found.kept}")
 
 
-def show(result: Result, console: Console, *, kept: bool) -> None:
+def show(result: Result, console: Console, *, has_files: bool) -> None:
     """Show the summary of a run: its quality, a sample, the paths of its files, next steps.
 
     Args:
-        kept: True if its files still exist.
+        has_files: True if the run's files still exist.
     """
     prepared = result.prepared
     lines: list[str] = []
     if result.evaluation:
         entropy = prepared.data.unigram_entropy
-        compared = f" (token frequencies alone give {entropy:.4f})" if entropy is not None else ""
+        comparison = f" (token frequencies alone give {entropy:.4f})" if entropy is not None else ""
         if "return" in result.evaluation:
             interval = result.evaluation.get("return_ci95")
             within = "" if interval is None else f" +- {interval:.1f}"
             lines.append(f"mean return   {result.evaluation['return']:.1f}{within} (95 % of confidence)")
         elif "loss" in result.evaluation:
-            lines.append(f"held-out loss {result.evaluation['loss']:.4f}{compared}")
+            lines.append(f"held-out loss {result.evaluation['loss']:.4f}{comparison}")
         if "bits_per_byte" in result.evaluation:
             lines.append(f"bits per byte {result.evaluation['bits_per_byte']:.3f} of held-out text")
-    where = result.checkpoint if prepared.experiment.checkpoint.directory else prepared.experiment.folder
+    run_path = result.checkpoint if prepared.experiment.checkpoint.directory else prepared.experiment.folder
     install = "" if shutil.which("tensorboard") else f"   ({package_install_command('tensorboard')})"
     curves = f"tensorboard --logdir {prepared.experiment.folder}/tensorboard{install}"
     kept_lines = [f"checkpoint    {result.checkpoint}", f"curves        {curves}"]
-    lines += kept_lines if kept else ["it runs: data, steps, evaluation, saving; nothing of it was kept"]
+    lines += kept_lines if has_files else ["it runs: data, steps, evaluation, saving; nothing of it was kept"]
     try:
         sampled = _sample(result)
     except Exception as error:
         # The run is done and saved: a sample does not decide if it succeeded.
         sampled = None
-        said = str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
-        lines.append(f"warning: no sample: {said}")
+        message = str(error) if isinstance(error, PanaxError) else f"{type(error).__name__}: {error}"
+        lines.append(f"warning: no sample: {message}")
     if sampled is not None:
         prompt, text, flags = sampled
         console.print("\na sample of the model's text, after a prompt in bold")
         console.print(prompt, style="bold", end="")
         console.print(make_printable(text), style="cyan")
-        if kept:
-            lines.append(f"next          panax generate {where} --prompt {prompt!r}{flags}")
+        if has_files:
+            lines.append(f"next          panax generate {run_path} --prompt {prompt!r}{flags}")
     console.print()
     for line in lines:
         console.print(wrap_line(line, 14))
 
 
 def _sample(result: Result) -> tuple[str, str, str] | None:
-    """Return (a prompt, its continuation, the flags of `panax generate` for the same), sampled like the run's
-    own samples."""
+    """Return a prompt, its continuation, sampled with the settings of the run's own samples, and the flags of
+    `panax generate` for these settings."""
     task, data = result.prepared.task, result.prepared.data
     if data.tokenizer is None or not task.generates:
         return None
@@ -186,11 +186,11 @@ def _sample(result: Result) -> tuple[str, str, str] | None:
     length = data.facts.sequence_length or 2 * SAMPLE_TOKENS
     tokens = min(SAMPLE_TOKENS, max(length // 2, length - 32))
     samples = next((hook for hook in result.prepared.experiment.hooks if isinstance(hook, Samples)), Samples())
-    usual = Samples()
+    defaults = Samples()
     flags = "".join(
         f" --{name.replace('_', '-')} {getattr(samples, name)}"
         for name in ("temperature", "top_k")
-        if getattr(samples, name) != getattr(usual, name)
+        if getattr(samples, name) != getattr(defaults, name)
     )
     text = result.generate(prompt, tokens=tokens, temperature=samples.temperature, top_k=samples.top_k)
     return prompt, text, flags
@@ -206,8 +206,8 @@ def recipes(arguments: Sequence[str]) -> int:
     parser.parse_args(arguments)
     print("recipes: panax train NAME")
     for name, recipe in sorted(built_in_recipes().items()):
-        said = (inspect.getdoc(recipe) or "").splitlines()[0]
-        print(textwrap.fill(said, 80, initial_indent=f"  {name:15} ", subsequent_indent=" " * 18))
+        summary = (inspect.getdoc(recipe) or "").splitlines()[0]
+        print(textwrap.fill(summary, 80, initial_indent=f"  {name:15} ", subsequent_indent=" " * 18))
     print("\npresets, and their parameters: panax train preset:NAME --data PATH...")
     entries = [f"{name:16} {format_parameter_count(PARAMETERS[name]):>7}" for name in PARAMETERS]
     rows = -(-len(entries) // 3)

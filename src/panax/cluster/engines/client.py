@@ -29,12 +29,12 @@ def require(program: str, advice: str, environment: Mapping[str, str]) -> str:
     """Return the path of a program.
 
     Raises:
-        LaunchError: It is not installed.
+        LaunchError: The program is not installed.
     """
-    found = shutil.which(program, path=environment.get("PATH"))
-    if found is None:
+    path = shutil.which(program, path=environment.get("PATH"))
+    if path is None:
         raise LaunchError(f"{program} is not on PATH; {advice}")
-    return found
+    return path
 
 
 def run_client(command: Sequence[str], environment: Mapping[str, str], *, input_text: str | None = None) -> str:
@@ -44,33 +44,32 @@ def run_client(command: Sequence[str], environment: Mapping[str, str], *, input_
         input_text: Text for its standard input.
 
     Raises:
-        LaunchError: It failed, or did not answer in time.
+        LaunchError: The client failed, or did not answer in time.
     """
-    shown = " ".join(command[:3])
+    command_text = " ".join(command[:3])
     try:
         result = children.run_command(command, ANSWER_SECONDS, environment=environment, input_text=input_text or "")
     except TimeoutError as error:
-        raise LaunchError(f"`{shown}` gave no answer in {ANSWER_SECONDS:.0f} s; is its server up?") from error
+        raise LaunchError(f"`{command_text}` gave no answer in {ANSWER_SECONDS:.0f} s; is its server up?") from error
     except OSError as error:
-        raise LaunchError(f"`{shown}` can't be run: {error}") from error
+        raise LaunchError(f"`{command_text}` can't be run: {error}") from error
     if result.code:
         raise LaunchError(
-            f"`{shown}` failed: {last_lines(result.errors or result.output, 4) or f'exit code {result.code}'}"
+            f"`{command_text}` failed: {last_lines(result.errors or result.output, 4) or f'exit code {result.code}'}"
         )
     return result.output
 
 
-def last_lines(text: str, most: int = TAIL_LINES) -> str:
-    """Return the last lines with content, at most `most`."""
+def last_lines(text: str, count: int = TAIL_LINES) -> str:
+    """Return the last lines with content, at most `count`."""
     lines = [line.rstrip() for line in text[-TAIL_BYTES:].splitlines() if line.strip(" -=*\t")]
-    return "\n".join(lines[-most:])
+    return "\n".join(lines[-count:])
 
 
 def read_tail(file: IO[bytes]) -> str:
     """Return the last lines of a file that a process still writes; empty if it is closed.
 
-    It is read with `pread`: the process writes at the position of its file handle, which is shared with this
-    one.
+    The file is read with `pread`, which does not move the file position: the process that writes shares it.
     """
     if file.closed:
         return ""
@@ -79,8 +78,8 @@ def read_tail(file: IO[bytes]) -> str:
 
 
 class ClientProcess:
-    """A client that runs while its agents do: mpirun, srun. The terminal's Ctrl-C is for the supervisor
-    alone, not for it."""
+    """A client that runs as long as its agents, such as mpirun or srun. The terminal's Ctrl-C signals only the
+    supervisor, not the client."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
         self._name = command[0].rsplit("/", 1)[-1]
@@ -103,7 +102,7 @@ class ClientProcess:
         return self._process.pid
 
     def failure(self) -> str:
-        """Return why it has failed; empty while it runs, and if all agents ended as requested."""
+        """Return why the client has failed; empty while it runs, and if all agents ended as requested."""
         code = self._process.poll()
         if not code:
             return ""
@@ -111,14 +110,14 @@ class ClientProcess:
         return f"{self._name} ended {how}: {self.log_tail() or 'no output'}"
 
     def log_tail(self) -> str:
-        """Return its last lines, and those of the agents that it forwards."""
+        """Return the last lines of the client and of the agents that it forwards."""
         return read_tail(self._output)
 
     def close(self, seconds: float = END_SECONDS) -> None:
-        """Wait for it to end, as it does after its agents; otherwise end it.
+        """Wait for the client to end, as it does after its agents; otherwise end it.
 
         Args:
-            seconds: Seconds to wait before the first signal.
+            seconds: Time to wait before the first signal.
         """
         children.end_process(self._process, seconds, grace=END_SECONDS)
         self._output.close()
@@ -137,9 +136,9 @@ def local_address(peer: str = "") -> str:
             continue
         with contextlib.suppress(OSError):
             addresses = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-            family, kind, protocol, _, where = addresses[0]
+            family, kind, protocol, _, target = addresses[0]
             with socket.socket(family, kind, protocol) as opened:
-                opened.connect(where)
+                opened.connect(target)
                 return str(opened.getsockname()[0])
     with contextlib.suppress(OSError):
         return socket.gethostbyname(socket.gethostname())

@@ -38,7 +38,7 @@ class RunningAgents(Protocol):
         """Start another agent in place of a node's agent that has gone.
 
         Raises:
-            LaunchError: The engine can't start one.
+            LaunchError: The engine can't start an agent.
         """
         ...
 
@@ -50,12 +50,12 @@ class RunningAgents(Protocol):
                 nodes for another job, and would not restart it itself.
 
         Returns:
-            The exit code that this launch has to end with for that; None if the engine can't.
+            The exit code with which this launch has to end for the engine to do so; None if the engine can't.
         """
         ...
 
     def close(self) -> None:
-        """End everything that was started; calling it twice is harmless."""
+        """End all agents and clients that were started; a second call has no effect."""
         ...
 
 
@@ -64,7 +64,7 @@ class Engine(Protocol):
     """Execution environment of a job.
 
     Attributes:
-        agents_seconds: Time for agents to connect, once they are placed.
+        agents_seconds: Time for agents to connect, once they are placed, in seconds.
     """
 
     agents_seconds: float
@@ -73,7 +73,7 @@ class Engine(Protocol):
         """Check that the engine can run the job, as far as that is possible without submitting it.
 
         Raises:
-            LaunchError: It isn't installed, can't be reached, or has less than requested.
+            LaunchError: The engine isn't installed, can't be reached, or has fewer resources than requested.
         """
         ...
 
@@ -112,7 +112,7 @@ class Engine(Protocol):
         """Start an agent on each node.
 
         Args:
-            supervisor: Its address, as `host:port`.
+            supervisor: The supervisor's address, as `host:port`.
         """
         ...
 
@@ -127,11 +127,11 @@ def make_engine(
     """Return an engine by name.
 
     Args:
-        agent: The command that it starts on each node.
-        environment: The environment that it is started from.
+        agent: The command that the engine starts on each node.
+        environment: Environment variables of the launch.
 
     Raises:
-        LaunchError: The name is unknown, or a field of `resources` has no effect there.
+        LaunchError: The name is unknown, or a field of `resources` has no effect on the engine.
     """
     if name not in ENGINES:
         raise LaunchError(f"unknown engine {name!r}; {suggest_name(name, ENGINES)}")

@@ -23,7 +23,7 @@ NODE_VARIABLES = (NODE, "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_RANK", "PMI_RAN
 
 
 def forwarded_variables(environment: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, str]:
-    """Return the variables that nodes get.
+    """Return the variables that are forwarded to nodes.
 
     >>> forwarded_variables({"HOME": "/home/me", "AWS_SECRET_ACCESS_KEY": "x", "JAX_PLATFORMS": "cpu", "PANAX_SECRET": "y"})
     {'HOME': '/home/me', 'JAX_PLATFORMS': 'cpu'}

@@ -99,7 +99,7 @@ class Kubernetes:
         jobset = self._jobset(arguments, folder)
         name = jobset["metadata"]["name"]
         try:
-            made = json_reader.parse_as(
+            created = json_reader.parse_as(
                 dict, self._kubectl("create", "--filename=-", "--output=json", input_text=json.dumps(jobset))
             )
         except JsonError as error:
@@ -111,7 +111,7 @@ class Kubernetes:
                 ) from error
             raise
         # Pods wait for it. It is deleted with the JobSet.
-        secret = self._secret(name, made["metadata"]["uid"])
+        secret = self._secret(name, created["metadata"]["uid"])
         try:
             self._kubectl("create", "--filename=-", "--output=name", input_text=json.dumps(secret))
         except LaunchError:
@@ -153,13 +153,13 @@ class Kubernetes:
         }
 
     def _jobset(self, arguments: Sequence[str], folder: Path) -> dict[str, Any]:
-        asked = self._resources
+        resources = self._resources
         name = jobset_name(folder)
         job: dict[str, Any] = {
             "completionMode": "Indexed",
-            "completions": asked.nodes,
-            "parallelism": asked.nodes,
-            "backoffLimit": POD_FAILURES_PER_NODE * asked.nodes,
+            "completions": resources.nodes,
+            "parallelism": resources.nodes,
+            "backoffLimit": POD_FAILURES_PER_NODE * resources.nodes,
             "podFailurePolicy": {
                 "rules": [
                     # A drained or preempted pod is replaced, and not counted.
@@ -177,15 +177,15 @@ class Kubernetes:
             },
             "template": {"spec": self._pod(arguments, name)},
         }
-        if asked.time:
-            job["activeDeadlineSeconds"] = parse_time_limit(asked.time)
+        if resources.time:
+            job["activeDeadlineSeconds"] = parse_time_limit(resources.time)
         return {
             "apiVersion": API,
             "kind": "JobSet",
             "metadata": {
                 "name": name,
-                **({"namespace": asked.namespace} if asked.namespace else {}),
-                **({"labels": {"kueue.x-k8s.io/queue-name": asked.queue}} if asked.queue else {}),
+                **({"namespace": resources.namespace} if resources.namespace else {}),
+                **({"labels": {"kueue.x-k8s.io/queue-name": resources.queue}} if resources.queue else {}),
             },
             "spec": {
                 "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
@@ -205,8 +205,8 @@ class Kubernetes:
         }
 
     def _pod(self, arguments: Sequence[str], name: str) -> dict[str, Any]:
-        asked = self._resources
-        labels = dict(each.split("=", 1) for each in asked.node_selector)
+        resources = self._resources
+        labels = dict(each.split("=", 1) for each in resources.node_selector)
         return {
             # Failed pods are replaced by the job, which sees the reason.
             "restartPolicy": "Never",
@@ -219,9 +219,9 @@ class Kubernetes:
             "containers": [
                 {
                     "name": CONTAINER,
-                    "image": asked.image,
+                    "image": resources.image,
                     "command": ["python", "-m", "panax.cluster.engines.pod", *arguments],
-                    "workingDir": asked.mount,
+                    "workingDir": resources.mount,
                     "ports": [{"name": "supervisor", "containerPort": PORT}],
                     "env": [
                         {"name": SUPERVISOR, "value": f"{name}-{JOB}-0-0.{name}:{PORT}"},
@@ -231,13 +231,13 @@ class Kubernetes:
                     "resources": self._limits(),
                     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
                     "volumeMounts": [
-                        {"name": "runs", "mountPath": asked.mount},
+                        {"name": "runs", "mountPath": resources.mount},
                         {"name": "shared-memory", "mountPath": "/dev/shm"},
                     ],
                 }
             ],
             "volumes": [
-                {"name": "runs", "persistentVolumeClaim": {"claimName": asked.claim}},
+                {"name": "runs", "persistentVolumeClaim": {"claimName": resources.claim}},
                 {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
             ],
         }
@@ -254,7 +254,7 @@ class Kubernetes:
 
 
 class KubernetesAgents:
-    """The agent of the first pod; those of other pods connect by themselves, and Kubernetes replaces their
+    """The agent of the first pod; agents of other pods connect by themselves, and Kubernetes replaces their
     pods."""
 
     def __init__(self, agent: Sequence[str], environment: Mapping[str, str], nodes: int):

@@ -103,14 +103,14 @@ class Mpi:
         )
 
     def _command(self) -> list[str]:
-        """Build the mpirun command. Only variables' names are passed; the values come from its environment,
-        so that no process list shows them."""
+        """Build the mpirun command. Only variables' names are passed; mpirun takes the values from its
+        environment, so that no process list shows them."""
         mpirun = require("mpirun", INSTALL_ADVICE, self._environment)
         nodes = str(self._resources.nodes)
         names = [*self._passed, SUPERVISOR, SECRET]
         hosts = ",".join(self._hosts[: self._resources.nodes])
         if self._is_hydra(mpirun):
-            where = ["-hosts", hosts] if hosts else []
+            host_options = ["-hosts", hosts] if hosts else []
             # An agent that is lost does not end the others.
             return [
                 mpirun,
@@ -118,21 +118,21 @@ class Mpi:
                 nodes,
                 "-ppn",
                 "1",
-                *where,
+                *host_options,
                 "-disable-auto-cleanup",
                 "-genvlist",
                 ",".join(names),
                 *self._agent,
             ]
-        where = ["--host", hosts] if hosts else []
+        host_options = ["--host", hosts] if hosts else []
         exported = [word for name in names for word in ("-x", name)]
         # The processes that an agent starts may use all of its machine.
         alone = ["--map-by", "ppr:1:node", "--bind-to", "none", "--enable-recovery"]
-        return [mpirun, "-n", nodes, *alone, *where, *exported, *self._agent]
+        return [mpirun, "-n", nodes, *alone, *host_options, *exported, *self._agent]
 
 
 class MpiAgents:
-    """Agents under one `mpirun`; a lost machine can't be replaced without ending it."""
+    """Agents under one `mpirun`, which has to end before a lost machine can be replaced."""
 
     def __init__(self, mpirun: ClientProcess, nodes: int):
         self._mpirun, self._nodes = mpirun, nodes

@@ -25,7 +25,7 @@ def pod_command(arguments: Sequence[str], environment: Mapping[str, str]) -> lis
     """Return the command for the pod of this environment.
 
     Raises:
-        LaunchError: It is not a pod of a job, or the first pod did not listen in time.
+        LaunchError: The environment is not that of a job's pod, or the first pod did not listen in time.
 
     >>> pod_command(["launch", "gpt2"], {"JOB_COMPLETION_INDEX": "0"})[1:]
     ['-m', 'panax', 'launch', 'gpt2']

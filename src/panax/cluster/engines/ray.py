@@ -46,20 +46,20 @@ class Ray:
     ):
         self._resources, self._agent, self._environment = resources, tuple(agent), dict(environment)
         self._passed = forwarded_variables(environment, resources.env)
-        self._here = ""
+        self._local_address = ""
 
     def check(self) -> None:
         client = RayClient(self._environment)
         try:
-            self._here = client.ask({"do": "check", **self._asked})["here"]
+            self._local_address = client.ask({"do": "check", **self._request})["here"]
         finally:
             client.close()
 
     def render_submission(self, arguments: Sequence[str], folder: Path) -> str:
-        shown = ", ".join(f"{name}: {amount:g}" for name, amount in self._asked["bundle"].items())
+        amounts = ", ".join(f"{name}: {amount:g}" for name, amount in self._request["bundle"].items())
         names = ", ".join([*self._passed, SUPERVISOR, SECRET, NODE])
         return (
-            f"placement group  {self._resources.nodes} bundles of {{{shown}}}, {self._asked['strategy']}\n"
+            f"placement group  {self._resources.nodes} bundles of {{{amounts}}}, {self._request['strategy']}\n"
             f"in each          an actor that runs {' '.join(self._agent)}\n"
             f"environment      {names}\n"
         )
@@ -78,17 +78,23 @@ class Ray:
     def listen_address(self) -> tuple[str, int]:
         if self._resources.address:
             return self._resources.address, 0
-        if not self._here:
+        if not self._local_address:
             self.check()
         # A cluster that was started on loopback has one machine, whatever its nodes are.
-        return self._here or local_address(), 0
+        return self._local_address or local_address(), 0
 
     def start_agents(self, supervisor: str, secret: str) -> "RayAgents":
         client = RayClient(self._environment)
         environment = {**self._passed, SUPERVISOR: supervisor, SECRET: secret}
         try:
             client.ask(
-                {"do": "place", **self._asked, "agent": self._agent, "environment": environment, "folder": os.getcwd()}
+                {
+                    "do": "place",
+                    **self._request,
+                    "agent": self._agent,
+                    "environment": environment,
+                    "folder": os.getcwd(),
+                }
             )
         except LaunchError:
             client.close()
@@ -96,7 +102,7 @@ class Ray:
         return RayAgents(client, self._resources.nodes)
 
     @property
-    def _asked(self) -> dict[str, Any]:
+    def _request(self) -> dict[str, Any]:
         bundle = {"CPU": float(self._resources.cpus_per_node)}
         if amount := self._resources.accelerators_per_node:
             bundle[RAY_RESOURCES[self._resources.accelerator]] = float(amount)
@@ -156,15 +162,15 @@ class RayClient:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def ask(self, what: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the answer.
 
         Raises:
-            LaunchError: The error that it reports, or that it has ended.
+            LaunchError: The client reported an error, or has ended.
         """
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(what).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
             answer = self._answers.get(timeout=CLIENT_SECONDS)
         except (OSError, queue.Empty):
@@ -178,24 +184,24 @@ class RayClient:
         return answer
 
     def events(self) -> list[dict[str, Any]]:
-        """Return its events since the last call."""
-        found = []
+        """Return the client's events since the last call."""
+        events = []
         while not self._events.empty():
-            found.append(self._events.get())
-        return found
+            events.append(self._events.get())
+        return events
 
     def ended(self) -> str:
-        """Return how it has ended; empty while it runs."""
+        """Return how the client has ended; empty while it runs."""
         if self._output.closed or self._process.poll() is None:
             return ""
         return f"Ray's client ended with exit code {self._process.returncode}: {self.log_tail() or 'no output'}"
 
     def log_tail(self) -> str:
-        """Return the last lines of its output."""
+        """Return the last lines of the client's output."""
         return read_tail(self._output)
 
     def close(self) -> None:
-        """Make it end its actors, and itself."""
+        """Make the client end its actors, and itself."""
         if self._output.closed:
             return
         assert self._process.stdin is not None

@@ -47,7 +47,7 @@ def connect_ray() -> Any:
     """Return the module `ray`, connected to the cluster that includes this machine.
 
     Raises:
-        LaunchError: It is not installed, or no such cluster was found.
+        LaunchError: Ray is not installed, or no cluster that includes this machine was found.
     """
     try:
         ray = importlib.import_module("ray")
@@ -65,16 +65,19 @@ def connect_ray() -> Any:
     return ray
 
 
-def check(ray: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Check that the cluster has room for a job when it is otherwise unused; return this machine's address in
-    it."""
-    bundle = asked["bundle"]
+def check(ray: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Check that the cluster, if it is otherwise unused, has room for a job; return this machine's address in
+    the cluster."""
+    bundle = request["bundle"]
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    fitting = [had for had in alive if all(had.get(name, 0) >= amount for name, amount in bundle.items())]
-    if len(fitting) < asked["nodes"]:
-        have = "; ".join(", ".join(f"{had.get(name, 0):g} {name}" for name in bundle) for had in alive)
+    fitting = [
+        resources for resources in alive if all(resources.get(name, 0) >= amount for name, amount in bundle.items())
+    ]
+    if len(fitting) < request["nodes"]:
+        have = "; ".join(", ".join(f"{resources.get(name, 0):g} {name}" for name in bundle) for resources in alive)
         raise LaunchError(
-            f"the job needs {_nodes(asked)} with {_shown(bundle)} each; {len(fitting)} of the {len(alive)} nodes of the "
+            f"the job needs {_nodes(request)} with {_format_amounts(bundle)} each; {len(fitting)} of the "
+            f"{len(alive)} nodes of the "
             f"Ray cluster have as much ({have}). Ask for less with nodes, processes or cpus, or add machines with "
             f"`ray start --address`"
         )
@@ -84,28 +87,29 @@ def check(ray: Any, asked: dict[str, Any]) -> dict[str, Any]:
 class AgentActors:
     """Placement group of a job and its actors."""
 
-    def __init__(self, ray: Any, asked: dict[str, Any]):
-        self._ray, self._bundle = ray, asked["bundle"]
-        self._agent, self._environment, self._folder = asked["agent"], asked["environment"], asked["folder"]
+    def __init__(self, ray: Any, request: dict[str, Any]):
+        self._ray, self._bundle = ray, request["bundle"]
+        self._agent, self._environment, self._folder = request["agent"], request["environment"], request["folder"]
         self._actors: dict[int, Any] = {}
         self._ends: dict[Any, int] = {}
         self._again: dict[int, float] = {}
         self._patience: dict[int, float] = {}
-        self._group = ray.util.placement_group([self._bundle] * asked["nodes"], strategy=asked["strategy"])
+        self._group = ray.util.placement_group([self._bundle] * request["nodes"], strategy=request["strategy"])
         if not self._group.wait(PLACE_SECONDS):
             ray.util.remove_placement_group(self._group)
-            free = {name: had for name, had in ray.available_resources().items() if name in ("CPU", "GPU", "TPU")}
+            free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU", "TPU")}
             raise LaunchError(
-                f"Ray did not grant {_nodes(asked)} with {_shown(self._bundle)} each in {PLACE_SECONDS:.0f} s; free in "
-                f"the whole cluster: {_shown(free)}. Launch again when other jobs have ended, or ask for less"
+                f"Ray did not grant {_nodes(request)} with {_format_amounts(self._bundle)} each in "
+                f"{PLACE_SECONDS:.0f} s; free in "
+                f"the whole cluster: {_format_amounts(free)}. Launch again when other jobs have ended, or ask for less"
             )
-        for node in range(asked["nodes"]):
+        for node in range(request["nodes"]):
             self.start(node)
 
     def start(self, node: int) -> None:
         """Start a node's agent, in place of the previous one if there is one."""
         if node in self._actors:
-            self._ends = {end: of for end, of in self._ends.items() if of != node}
+            self._ends = {end: failed_node for end, failed_node in self._ends.items() if failed_node != node}
             self._ray.kill(self._actors[node], no_restart=True)
         strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
         others = {name: amount for name, amount in self._bundle.items() if name not in ("CPU", "GPU")}
@@ -134,13 +138,13 @@ class AgentActors:
         if not self._ends:
             return []
         ready, _ = self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=0)
-        failures = [(node, why) for end in ready for node in [self._ends.pop(end)] if (why := self._why(end))]
+        failures = [(node, why) for end in ready for node in [self._ends.pop(end)] if (why := self._describe_end(end))]
         late = {node for node, _ in failures if now < self._patience.get(node, 0.0)}
         self._again |= dict.fromkeys(late, now + AGAIN_SECONDS)
         return [(node, why) for node, why in failures if node not in late]
 
     def replace(self, node: int) -> None:
-        """Start an agent in place of a lost one."""
+        """Start an agent in place of a lost agent."""
         self._patience[node] = time.monotonic() + PATIENCE_SECONDS
         self._again.pop(node, None)
         self.start(node)
@@ -154,7 +158,7 @@ class AgentActors:
                 self._ray.kill(actor, no_restart=True)
             self._ray.util.remove_placement_group(self._group)
 
-    def _why(self, end: Any) -> str:
+    def _describe_end(self, end: Any) -> str:
         """Return how an agent failed; empty if it ended as requested."""
         try:
             code, said = self._ray.get(end)
@@ -188,35 +192,35 @@ class AgentActor:
         return code, last_lines(b"".join(lines).decode(errors="replace"), 4)
 
 
-def serve(asked: Callable[[float], str | None], tell: Callable[..., None]) -> None:
+def serve(read_line: Callable[[float], str | None], answer: Callable[..., None]) -> None:
     """Serve requests until the input ends.
 
     Args:
-        asked: Returns the next line within a number of seconds: None if there is none, empty at the end of
-            the input.
-        tell: Writes an answer.
+        read_line: Returns the next line within a number of seconds: None if there is none, empty at the end
+            of the input.
+        answer: Writes an answer.
     """
     ray: Any = None
     agents: AgentActors | None = None
     try:
-        while (line := asked(LOOK_SECONDS)) != "":
+        while (line := read_line(LOOK_SECONDS)) != "":
             if line is not None:
-                what = json_reader.parse(line)
+                request = json_reader.parse(line)
                 try:
                     ray = ray or connect_ray()
-                    if what["do"] == "check":
-                        tell(**check(ray, what))
-                    elif what["do"] == "place":
-                        agents = AgentActors(ray, what)
-                        tell(placed=True)
+                    if request["do"] == "check":
+                        answer(**check(ray, request))
+                    elif request["do"] == "place":
+                        agents = AgentActors(ray, request)
+                        answer(placed=True)
                     elif agents is not None:
-                        agents.replace(what["node"])
-                        tell(replaced=what["node"])
+                        agents.replace(request["node"])
+                        answer(replaced=request["node"])
                 except LaunchError as error:
-                    tell(error=str(error))
+                    answer(error=str(error))
             if agents is not None:
                 for node, why in agents.failed():
-                    tell(failed=node, why=f"node {node}: {why}")
+                    answer(failed=node, why=f"node {node}: {why}")
     finally:
         if agents is not None:
             agents.close()
@@ -231,7 +235,7 @@ def main() -> None:
     lines, ended = deque[str](), False
     partial = b""
 
-    def asked(seconds: float) -> str | None:
+    def read_line(seconds: float) -> str | None:
         nonlocal partial, ended
         if not lines and not ended and select.select([0], [], [], seconds)[0]:
             data = os.read(0, 1 << 20)
@@ -240,13 +244,13 @@ def main() -> None:
             lines.extend(line.decode() for line in complete_lines)
         return lines.popleft() if lines else "" if ended else None
 
-    def tell(**answer: Any) -> None:
+    def answer(**content: Any) -> None:
         # The supervisor may have gone; the next request read shows it.
         with contextlib.suppress(BrokenPipeError):
-            answers.write(json.dumps(answer) + "\n")
+            answers.write(json.dumps(content) + "\n")
             answers.flush()
 
-    serve(asked, tell)
+    serve(read_line, answer)
 
 
 def _read(stream: IO[bytes], lines: deque[bytes]) -> None:
@@ -254,7 +258,7 @@ def _read(stream: IO[bytes], lines: deque[bytes]) -> None:
         lines.append(line[-1000:])
 
 
-def _shown(amounts: dict[str, float]) -> str:
+def _format_amounts(amounts: dict[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items()) or "nothing"
 
 

@@ -29,7 +29,7 @@ class Resources:
         accelerator: Type of the devices: "cpu", "gpu" or "tpu".
         cpus: Processor cores of each node; None: one for each process.
         memory: Memory of each node: "64G".
-        time: The limit after which the engine ends the job: HH:MM:SS, or D-HH:MM:SS.
+        time: Time limit after which the engine ends the job: HH:MM:SS, or D-HH:MM:SS.
         env: Names of environment variables to forward to nodes in addition to the usual ones.
         address: Address at which the supervisor listens; empty: the address of this machine that nodes can
             reach.
@@ -112,7 +112,7 @@ class Resources:
         """Raise an error if a field is set that has no effect on this engine.
 
         Raises:
-            LaunchError: Names the field, and the fields that the engine uses.
+            LaunchError: A field has no effect; the message names it, and the fields that the engine uses.
         """
         for field in dataclasses.fields(self):
             if getattr(self, field.name) != field.default and field.name not in used | COMMON_RESOURCES:
@@ -128,7 +128,7 @@ def parse_time_limit(time: str) -> int:
     """Convert a time limit to seconds.
 
     Raises:
-        LaunchError: It is not HH:MM:SS, or D-HH:MM:SS.
+        LaunchError: The limit is not HH:MM:SS, or D-HH:MM:SS.
 
     >>> parse_time_limit("01:30:00"), parse_time_limit("2-00:00:00")
     (5400, 172800)

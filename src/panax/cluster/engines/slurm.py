@@ -59,20 +59,20 @@ class Slurm:
             output = run_client(["sinfo", "--noheader", "--format=%P|%l|%D"], self._environment)
         except LaunchError as error:
             raise LaunchError(f"Slurm can't be queried; {INSTALL_ADVICE}\n{error}") from error
-        asked = self._resources
+        resources = self._resources
         rows = [row.split("|") for row in output.splitlines()]
         partitions = {row[0].rstrip("*"): row for row in rows if len(row) == 3}
-        name = asked.partition or next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), "")
+        name = resources.partition or next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), "")
         if not name:
             raise LaunchError(f"the cluster has no default partition; choose one: {', '.join(partitions)}")
         if name not in partitions:
             raise LaunchError(f"Slurm has no partition {name!r}; {suggest_name(name, partitions)}")
         nodes = sum(int(row[2]) for row in rows if row[0].rstrip("*") == name)
-        if asked.nodes > nodes:
-            raise LaunchError(f"nodes={asked.nodes}, and the partition {name} has {nodes}")
+        if resources.nodes > nodes:
+            raise LaunchError(f"nodes={resources.nodes}, and the partition {name} has {nodes}")
         limit = partitions[name][1]
-        if asked.time and limit != "infinite" and parse_time_limit(asked.time) > parse_time_limit(_full(limit)):
-            raise LaunchError(f"time={asked.time!r} exceeds the limit of the partition {name}, which is {limit}")
+        if resources.time and limit != "infinite" and parse_time_limit(resources.time) > parse_time_limit(_full(limit)):
+            raise LaunchError(f"time={resources.time!r} exceeds the limit of the partition {name}, which is {limit}")
 
     def render_submission(self, arguments: Sequence[str], folder: Path) -> str:
         return shlex.join(self._srun()) + "\n" if not self.is_queued() else self._script(arguments, folder)
@@ -106,15 +106,15 @@ class Slurm:
 
     def start_agents(self, supervisor: str, secret: str) -> "SlurmAgents":
         environment = {**self._environment, SUPERVISOR: supervisor, SECRET: secret}
-        return SlurmAgents(self._srun(), environment, self._hosts(), self._one_more())
+        return SlurmAgents(self._srun(), environment, self._hosts(), self._extra_node_command())
 
     def _hosts(self) -> list[str]:
         nodes = self._environment["SLURM_JOB_NODELIST"]
         return run_client(["scontrol", "show", "hostnames", nodes], self._environment).split()
 
     def _srun(self) -> list[str]:
-        """Build the srun command. Only variables' names are passed; the values come from its environment, so
-        that no process list shows them."""
+        """Build the srun command. Only variables' names are passed; srun takes the values from its
+        environment, so that no process list shows them."""
         names = ",".join([*self._passed, SUPERVISOR, SECRET, NODE])
         nodes = str(self._resources.nodes)
         # Everything that the job has on a node, also if other steps run; losing one agent does not end the
@@ -126,7 +126,7 @@ class Slurm:
         agent = REQUEUEING_AGENT_COMMAND if self._agent == AGENT_COMMAND else self._agent
         return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", *alone, share, f"--export={names}", *agent]
 
-    def _one_more(self) -> list[str]:
+    def _extra_node_command(self) -> list[str]:
         """Return the command of the job that requests another node; empty for an interactive allocation,
         without a script."""
         folder = self._environment.get(FOLDER_VARIABLE, "")
@@ -137,7 +137,7 @@ class Slurm:
             "job-name": f"panax-{_word(Path(folder).parent.name)}-node",
             "nodes": 1,
             "ntasks-per-node": 1,
-            **self._of_node(),
+            **self._node_requirements(),
             "chdir": os.getcwd(),
             "output": f"{folder.replace('%', '%%')}/slurm-%j.out",
             "signal": f"B:TERM@{SIGNAL_SECONDS}",
@@ -146,7 +146,7 @@ class Slurm:
         flags = [f"--{name}={value}" for name, value in options.items() if value]
         return ["sbatch", "--parsable", "--no-requeue", *flags, f"--wrap=exec {shlex.join(self._agent)}"]
 
-    def _of_node(self) -> dict[str, object]:
+    def _node_requirements(self) -> dict[str, object]:
         """Return the requirements of a node, and the queue to request it from."""
         asked = self._resources
         return {
@@ -160,16 +160,16 @@ class Slurm:
         }
 
     def _script(self, arguments: Sequence[str], folder: Path) -> str:
-        asked = self._resources
-        task = "%A_%a" if asked.array else "%j"
+        resources = self._resources
+        task = "%A_%a" if resources.array else "%j"
         # Slurm expands patterns that begin with a percent sign.
         output = str(_place(folder)).replace("%", "%%")
         options = {
             "job-name": f"panax-{_word(folder.name)}",
-            "nodes": asked.nodes,
+            "nodes": resources.nodes,
             "ntasks-per-node": 1,
-            **self._of_node(),
-            "array": asked.array,
+            **self._node_requirements(),
+            "array": resources.array,
             "chdir": os.getcwd(),
             "output": f"{output}/slurm-{task}.out",
             "open-mode": "append",
@@ -178,7 +178,7 @@ class Slurm:
         }
         lines = [f"#SBATCH --{name}={_quoted(str(value))}" for name, value in options.items() if value]
         words = [
-            _argument(word) if asked.array else shlex.quote(word)
+            _argument(word) if resources.array else shlex.quote(word)
             for word in (sys.executable, "-m", "panax", *arguments)
         ]
         return "\n".join(
@@ -186,7 +186,7 @@ class Slurm:
                 "#!/bin/bash",
                 *lines,
                 "#SBATCH --requeue",
-                *(["#SBATCH --no-kill"] if asked.nodes > 1 else []),
+                *(["#SBATCH --no-kill"] if resources.nodes > 1 else []),
                 "# The first node's process launches the others'; its exit code is the job's.",
                 f"export {FOLDER_VARIABLE}={shlex.quote(str(_place(folder)))}",
                 f"exec {' '.join(words)}",

@@ -49,13 +49,13 @@ def requeue(job: str, environment: Mapping[str, str], sleep: Callable[[float], N
     return False
 
 
-def has_lost_script(said: str, environment: Mapping[str, str]) -> bool:
+def has_lost_script(job_text: str, environment: Mapping[str, str]) -> bool:
     """Return True if a job is running without the node that ran its batch script.
 
     Args:
-        said: Output of `scontrol --oneliner show job`.
+        job_text: Output of `scontrol --oneliner show job`.
     """
-    facts = dict(word.split("=", 1) for word in said.split() if "=" in word)
+    facts = dict(word.split("=", 1) for word in job_text.split() if "=" in word)
     script, nodes = facts.get("BatchHost", ""), facts.get("NodeList", "")
     if facts.get("JobState") != "RUNNING" or not script or not nodes:
         return False

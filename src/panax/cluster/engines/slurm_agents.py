@@ -1,5 +1,5 @@
-"""Agents in a Slurm allocation: under `srun` on its nodes; for a node that Slurm has removed from it, in a
-separate job."""
+"""Agents in a Slurm allocation: under `srun` on its nodes; in place of a node that Slurm has removed from the
+allocation, in a separate job."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class SlurmAgents:
     Args:
         command: The srun that starts all agents.
         hosts: Hosts of the allocation, as it was granted.
-        other: The `sbatch` that requests one more node; empty if not allowed.
+        extra_node: The `sbatch` that requests one more node; empty if not allowed.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class SlurmAgents:
         command: Sequence[str],
         environment: Mapping[str, str],
         hosts: Sequence[str],
-        other: Sequence[str] = (),
+        extra_node: Sequence[str] = (),
     ):
         self._command, self._environment, self._hosts = list(command), dict(environment), list(hosts)
-        self._other = list(other)
+        self._extra_node = list(extra_node)
         self._all = ClientProcess(self._command, self._environment)
         self._later: dict[int, ClientProcess] = {}
         self._jobs: dict[int, str] = {}
@@ -51,14 +51,14 @@ class SlurmAgents:
         return "\n".join(each for each in (one.log_tail() for one in (self._all, *self._later.values())) if each)
 
     def replace(self, node: int) -> None:
-        """Start an agent on the same machine; if Slurm has removed that from the allocation, on any that the
-        queue grants."""
+        """Start an agent on the same machine; if Slurm has removed the machine from the allocation, on any machine
+        that the queue grants."""
         if not 0 <= node < len(self._hosts):
             raise LaunchError(f"the job has nodes 0 to {len(self._hosts) - 1}; there is no node {node}")
         if node in self._later:
             self._later.pop(node).close(0.0)
         host = self._hosts[node]
-        if self._other and host not in (granted := self._granted()):
+        if self._extra_node and host not in (granted := self._granted()):
             self._ask_for(node, granted)
             return
         one = [each for each in self._command if not each.startswith(("--nodes=", "--ntasks="))]
@@ -104,7 +104,7 @@ class SlurmAgents:
         # Variables of this job would be taken for the other one's.
         kept = {name: value for name, value in self._environment.items() if not name.startswith("SLURM_")}
         kept |= {name: self._environment[name] for name in ("SLURM_CONF",) if name in self._environment}
-        command = [*self._other[:1], f"--exclude={','.join(granted)}", *self._other[1:]]
+        command = [*self._extra_node[:1], f"--exclude={','.join(granted)}", *self._extra_node[1:]]
         self._jobs[node] = run_client(command, {**kept, NODE: str(node)}).strip().split(";")[0]
 
     def _answer_or_empty(self, *command: str) -> str:

@@ -1,4 +1,4 @@
-"""A command that ends when its standard input does: `python -m panax.cluster.engines.tether COMMAND...`.
+"""A command that ends when its standard input closes: `python -m panax.cluster.engines.tether COMMAND...`.
 
 An actor of Ray may be killed without notice, and its children live on; a pipe of the actor's ends with it.
 Ray also kills the direct children of a dead actor, such as this process: the command then gets a signal from

@@ -66,7 +66,7 @@ class NodeAgent:
         """Serve the supervisor at the other end of a channel.
 
         Args:
-            secret: The job's, by which its workers authenticate each other before JAX joins them.
+            secret: The job's secret, by which its workers authenticate each other before JAX joins them.
         """
         self._channel, self._secret = channel, secret
         self._children: dict[int, WorkerProcess] = {}
@@ -80,10 +80,10 @@ class NodeAgent:
         self._heard = self._pinged = time.monotonic()
 
     def run(self) -> bool:
-        """Serve until the supervisor ends the agent, or has gone; all workers have ended then.
+        """Serve until the supervisor ends the agent, or is gone; then end all workers.
 
         Returns:
-            True if the supervisor ended it.
+            True if the supervisor ended the agent.
         """
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
             signal.signal(number, self._notice)
@@ -92,21 +92,21 @@ class NodeAgent:
         self._channel.send(hello=collect_node_facts(self._channel))
         try:
             while not self._ended and not self._channel.closed:
-                self._turn()
+                self._poll()
         finally:
             self._spares.close()
             self._kill()
         return self._ended
 
-    def _turn(self) -> None:
+    def _poll(self) -> None:
         if self._channel.has_pending:
             self._channel.flush()
-        soon = self._channel.has_pending or any(child.needs_polling for child in self._children.values())
-        for key, _ in self._selector.select(0.05 if soon else TICK_SECONDS):
+        is_busy = self._channel.has_pending or any(child.needs_polling for child in self._children.values())
+        for key, _ in self._selector.select(0.05 if is_busy else TICK_SECONDS):
             if key.data is None:
                 self._heard = time.monotonic()
                 for message in self._channel.receive():
-                    self._told(message)
+                    self._handle_message(message)
         self._ping(time.monotonic())
         if self._noticed:
             self._channel.send(notice=self._noticed)
@@ -119,9 +119,9 @@ class NodeAgent:
             if child.silent:
                 self._unwatch(child.pipe)
             if child.has_ended():
-                self._over(index, child)
+                self._report_exit(index, child)
         for index, beat in self._beats.items():
-            self._tell_beat(index, beat)
+            self._send_beat(index, beat)
         self._beats = {}
 
     def _ping(self, now: float) -> None:
@@ -132,7 +132,7 @@ class NodeAgent:
         if self._channel.is_remote and now - self._heard > SILENT_SECONDS:
             self._channel.closed = True
 
-    def _told(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         for kind, content in message.items():
             if kind == "start":
                 self._start(content)
@@ -160,37 +160,37 @@ class NodeAgent:
         time.sleep(STACKS_SECONDS)
         return {str(index): child.read_stacks() for index, child in self._children.items()}
 
-    def _start(self, what: dict[str, Any]) -> None:
+    def _start(self, order: dict[str, Any]) -> None:
         """Start `count` workers with indices from `first`, out of `processes` in the job."""
         pids, gpus = {}, list_visible_gpus()
-        for local in range(what["count"]):
-            index = what["first"] + local
+        for local in range(order["count"]):
+            index = order["first"] + local
             environment = {
-                "PANAX_COORDINATOR": what["coordinator"],
-                "PANAX_PROCESSES": str(what["processes"]),
+                "PANAX_COORDINATOR": order["coordinator"],
+                "PANAX_PROCESSES": str(order["processes"]),
                 "PANAX_PROCESS": str(index),
                 "PANAX_LOCAL_PROCESS": str(local),
-                "PANAX_LOCAL_PROCESSES": str(what["count"]),
-                "PANAX_BIND": what["bind"],
-                "PANAX_ATTEMPT": str(what["attempt"]),
+                "PANAX_LOCAL_PROCESSES": str(order["count"]),
+                "PANAX_BIND": order["bind"],
+                "PANAX_ATTEMPT": str(order["attempt"]),
                 SECRET: self._secret,
-                **assign_gpus(local, what["count"], gpus),
-                **what["environment"],
+                **assign_gpus(local, order["count"], gpus),
+                **order["environment"],
             }
             try:
                 child = WorkerProcess(
-                    what["command"],
+                    order["command"],
                     environment,
-                    Path(what["folder"]),
+                    Path(order["folder"]),
                     index,
-                    what["attempt"],
+                    order["attempt"],
                     self._lifeline,
                     self._spares.take(),
                 )
             except OSError as error:
                 end = {
                     "process": index,
-                    "attempt": what["attempt"],
+                    "attempt": order["attempt"],
                     "code": 126,
                     "tail": [f"can't be started: {error}"],
                 }
@@ -202,19 +202,19 @@ class NodeAgent:
             pids[str(index)] = child.pid
             for descriptor in child.descriptors:
                 self._selector.register(descriptor, selectors.EVENT_READ, index)
-        self._channel.send(started={"attempt": what["attempt"], "of": pids})
+        self._channel.send(started={"attempt": order["attempt"], "of": pids})
 
     def _beat(self, index: int, beat: Message) -> None:
         # Only beats that change a phase or end a worker are sent one by one.
         if any(name in beat for name in ("phase", "error", "facts")):
-            self._tell_beat(index, beat)
+            self._send_beat(index, beat)
         else:
             self._beats[index] = {**self._beats.get(index, {}), **beat}
 
-    def _tell_beat(self, index: int, beat: Message) -> None:
+    def _send_beat(self, index: int, beat: Message) -> None:
         self._channel.send(beat={**beat, "process": index, "attempt": self._children[index].attempt})
 
-    def _over(self, index: int, child: WorkerProcess) -> None:
+    def _report_exit(self, index: int, child: WorkerProcess) -> None:
         for descriptor in child.descriptors:
             self._unwatch(descriptor)
         for beat in child.read_heartbeats():
@@ -235,14 +235,14 @@ class NodeAgent:
             child.kill()
         for index, child in list(self._children.items()):
             child.wait()
-            self._over(index, child)
+            self._report_exit(index, child)
 
     def _notice(self, number: int, frame: object) -> None:
         self._noticed = signal.Signals(number).name
 
 
 def collect_node_facts(channel: Channel) -> dict[str, Any]:
-    """Collect the facts of a node that the supervisor checks before it starts anything there."""
+    """Collect the facts of a node that the supervisor checks before it starts workers there."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -271,13 +271,13 @@ def find_free_port(address: str) -> int:
 
 
 def connect(secret: str) -> Channel:
-    """Return the connection to the supervisor: inherited from it, or made now; it may start to listen a
-    moment later.
+    """Return the connection to the supervisor: inherited, or opened now with retries, since the supervisor may
+    start to listen later.
 
-    If many agents connect at once, the supervisor may be busy: then the connection is retried for longer.
+    If many agents connect at once, the supervisor may be busy: the retries then last longer.
 
     Raises:
-        OSError: No supervisor of this job listens there.
+        OSError: No supervisor of this job listens at the address.
     """
     inherited = os.environ.pop(CONNECTION_VARIABLE, "")
     if inherited:

@@ -1,7 +1,7 @@
 """Lines of JSON between the supervisor and its agents, over a connection authenticated by the job's secret.
 
-The secret itself is never sent. Each end proves that it knows it by a keyed hash of both ends' nonces, and a
-key derived by both ends signs every message with its sequence number: no message can be forged, changed,
+The secret itself is never sent. Each end proves that it knows the secret by a keyed hash of both ends' nonces.
+Both ends derive the keys that sign every message with its sequence number: no message can be forged, changed,
 repeated or dropped.
 """
 
@@ -35,7 +35,7 @@ class HandshakeRefusedError(ConnectionError):
 
 
 class PeerBusyError(ConnectionError):
-    """The other end did not answer in time, or closed the connection before it did: it may answer later."""
+    """The other end did not answer in time, or closed the connection before it answered: it may answer later."""
 
 
 class SigningKeys(NamedTuple):
@@ -46,7 +46,7 @@ class SigningKeys(NamedTuple):
 
 
 class Channel:
-    """One end of a connection. `send` and `received` exchange complete messages; no Python object is
+    """One end of a connection. `send` and `receive` exchange complete messages; no Python object is
     unpickled."""
 
     def __init__(self, connection: socket.socket, keys: SigningKeys | None = None):
@@ -56,7 +56,7 @@ class Channel:
             keys: None for a pair of sockets that never leaves this machine.
         """
         self._connection, self._keys = connection, keys
-        self._sent = self._taken = 0
+        self._sent = self._received = 0
         self._waiting = b""
         self._to_send = b""
         self.closed = False
@@ -105,7 +105,7 @@ class Channel:
             self.closed = True
 
     def receive(self) -> list[Message]:
-        """Return the received messages; `closed` is set if the other end has gone, or sends anything else."""
+        """Return the received messages; `closed` is set if the other end has gone, or sends invalid data."""
         try:
             while True:
                 data = self._connection.recv(1 << 16)
@@ -123,20 +123,20 @@ class Channel:
         *lines, self._waiting = self._waiting.split(b"\n")
         try:
             messages = [
-                json_reader.parse(self._opened(line), max_bytes=MAX_MESSAGE_BYTES, constants=True) for line in lines
+                json_reader.parse(self._verify(line), max_bytes=MAX_MESSAGE_BYTES, constants=True) for line in lines
             ]
         except ValueError:
             self.closed = True
             return []
         return [each for each in messages if isinstance(each, dict)]
 
-    def _opened(self, line: bytes) -> bytes:
+    def _verify(self, line: bytes) -> bytes:
         if self._keys is None:
             return line
         line, seal = line[_SEAL:], line[:_SEAL]
-        if not hmac.compare_digest(seal, _seal(self._keys.other, self._taken, line)):
+        if not hmac.compare_digest(seal, _seal(self._keys.other, self._received, line)):
             raise ValueError("the message is not from the other end, or not its next one")
-        self._taken += 1
+        self._received += 1
         return line
 
     def close(self) -> None:
@@ -159,14 +159,14 @@ class Handshake:
 
     @property
     def is_expired(self) -> bool:
-        """Return True if its time is over."""
+        """Return True if the time for the handshake is over."""
         return time.monotonic() > self._until
 
     def advance(self) -> Channel | None:
         """Process received data; return the channel once the other end has proved that it knows the secret.
 
         Raises:
-            Refused: The other end does not know it, or has gone.
+            HandshakeRefusedError: The other end does not know the secret, or has gone.
             OSError: The connection has failed.
         """
         try:
@@ -193,7 +193,7 @@ def accept_agent(connection: socket.socket, secret: str) -> Channel:
     """Return the supervisor's end of a connection that an agent has opened; waits for the handshake.
 
     Raises:
-        Refused: The other end does not know the secret.
+        HandshakeRefusedError: The other end does not know the secret.
     """
     greeting = Handshake(connection, secret)
     while not greeting.is_expired:
@@ -211,14 +211,14 @@ def connect_to_supervisor(address: str, secret: str, seconds: float) -> Channel:
         seconds: Timeout of the connection.
 
     Raises:
-        Refused: The other end does not know the secret, or reports that this one does not.
-        Busy: It did not answer.
-        OSError: No process listens there.
+        HandshakeRefusedError: The other end does not know the secret, or reports that this one does not.
+        PeerBusyError: The other end did not answer.
+        OSError: No process listens at the address.
     """
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
     try:
-        answers = _InTime(connection)
+        answers = _DeadlineReader(connection)
         theirs = _exactly(answers, _NONCE)
         mine = secrets.token_bytes(_NONCE)
         connection.sendall(mine + _proof(secret, _AGENT, theirs, mine))
@@ -237,7 +237,7 @@ def _proof(secret: str, role: bytes, supervisors: bytes, agents: bytes) -> bytes
 
 
 def _keys(secret: str, role: bytes, supervisors: bytes, agents: bytes) -> SigningKeys:
-    """Derive the keys of one connection; both ends derive the same two."""
+    """Derive the two keys of a connection, the same on both ends."""
     agent, supervisor = (_proof(secret, b"key of " + each, supervisors, agents) for each in (_AGENT, _SUPERVISOR))
     return SigningKeys(agent, supervisor) if role == _AGENT else SigningKeys(supervisor, agent)
 
@@ -246,7 +246,7 @@ def _seal(key: bytes, number: int, line: bytes) -> bytes:
     return hmac.new(key, b"%d " % number + line, hashlib.sha256).hexdigest().encode()
 
 
-def _exactly(connection: "_InTime", length: int) -> bytes:
+def _exactly(connection: "_DeadlineReader", length: int) -> bytes:
     data = b""
     while len(data) < length:
         more = connection.recv(length - len(data))
@@ -256,8 +256,8 @@ def _exactly(connection: "_InTime", length: int) -> bytes:
     return data
 
 
-class _InTime:
-    """A connection with one deadline for all reads, some seconds after it was made."""
+class _DeadlineReader:
+    """A connection with one deadline for all reads, `GREETING_SECONDS` after its creation."""
 
     def __init__(self, connection: socket.socket):
         self._connection, self._until = connection, time.monotonic() + GREETING_SECONDS

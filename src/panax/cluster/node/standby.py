@@ -23,7 +23,7 @@ class StandbyProcess:
 
     Attributes:
         process: The process, leader of a separate process group.
-        pipe: Pipe of its future beats.
+        pipe: Pipe of its future heartbeats.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], lifeline: int):
@@ -54,17 +54,17 @@ class StandbyProcess:
 
     @property
     def is_waiting(self) -> bool:
-        """Return True if it is still running."""
+        """Return True if the process is still running."""
         return self.process.poll() is None
 
     def become(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path, stacks: Path) -> bool:
-        """Send it the command to run; return True if that succeeded.
+        """Send the process the command to run; return True if it was sent.
 
         Args:
             arguments: Arguments of `panax`.
-            environment: Variables in addition to those that it was started with.
-            log: File of its output from now on.
-            stacks: File for its stacks, written on request.
+            environment: Variables in addition to those of the process.
+            log: File for the process's output from now on.
+            stacks: File for the process's stacks, written on request.
         """
         order = {"arguments": [*arguments], "environment": {**environment}, "log": str(log), "stacks": str(stacks)}
         assert self.process.stdin is not None
@@ -77,7 +77,7 @@ class StandbyProcess:
         return True
 
     def end(self) -> None:
-        """End it, because it was not needed or can't be used."""
+        """End the process, because it was not needed or can't be used."""
         kill_group(self.process.pid)
         self.process.wait()
         if self.process.stdin is not None:
@@ -98,14 +98,14 @@ class StandbyPool:
         self._waiting: list[StandbyProcess] = []
 
     def refill(self, count: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the missing ones; on a machine that refuses a process there are none."""
+        """Start standby workers up to `count`, or fewer if the system refuses another process."""
         self._waiting = [spare for spare in self._waiting if spare.is_waiting or spare.end()]
         with contextlib.suppress(OSError):
             while len(self._waiting) < count:
                 self._waiting.append(StandbyProcess(command, environment, self._lifeline))
 
     def take(self) -> StandbyProcess | None:
-        """Remove and return one of them; None if none is left."""
+        """Remove and return a standby worker; None if none is left."""
         while self._waiting:
             spare = self._waiting.pop()
             if spare.is_waiting:
@@ -114,7 +114,7 @@ class StandbyPool:
         return None
 
     def close(self) -> None:
-        """End all that were not needed."""
+        """End the standby workers that were not needed."""
         for spare in self._waiting:
             spare.end()
         self._waiting = []

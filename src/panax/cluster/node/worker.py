@@ -30,8 +30,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def install_guards() -> None:
-    """Ensure, in a worker that Panax started, that it does not outlive its agent, and that a stall can be
-    diagnosed.
+    """Make a worker that Panax started end with its agent, and write its stacks on request.
 
     The kernel kills the worker when its agent ends (Linux), also while a thread holds Python's lock; on other
     systems, the end of a pipe does the same. A save is committed by one last write, so that a kill leaves no
@@ -61,7 +60,7 @@ def write_stacks_on_signal(path: str) -> None:
 
 
 class _Lossy(io.FileIO):
-    """A log on a disk that may be full, read-only or broken: output that can't be written is lost, without an
+    """A log on a disk that may be full, read-only or broken: output that can't be written is dropped without an
     error."""
 
     def write(self, data: Any) -> int:

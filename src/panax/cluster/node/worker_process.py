@@ -1,4 +1,4 @@
-"""One worker as seen by its agent: a process with a log, a pipe of beats, and a way to end it with all its
+"""One worker as seen by its agent: a process with a log and a pipe of heartbeats, which ends together with its
 children."""
 
 import contextlib
@@ -27,9 +27,9 @@ class WorkerProcess:
     """A running worker process.
 
     Attributes:
-        attempt: The attempt of the job that it belongs to.
+        attempt: The attempt of the job to which the worker belongs.
         first: True for the job's process 0, which writes the output that a job writes once.
-        pipe: Pipe of its beats.
+        pipe: Pipe of the worker's heartbeats.
         silent: True once the other end of the pipe is closed.
     """
 
@@ -47,7 +47,7 @@ class WorkerProcess:
 
         Args:
             command: The worker's command.
-            spare: Becomes the worker, in place of a new process, if it accepts this command.
+            spare: Standby process that becomes the worker, in place of a new process, if it accepts this command.
         """
         self.first, self.attempt, self._index = index == 0, attempt, index
         self._log, self._stacks = log_path(folder, index), stacks_path(folder, index, attempt)
@@ -55,27 +55,27 @@ class WorkerProcess:
         self.without_log = self._begin_log()
         # A full or read-only disk of logs does not end training: the worker's output is lost then.
         with open(os.devnull if self.without_log else self._log, "ab", buffering=0) as log:
-            self._shown = log.tell()
-            said = Path(os.devnull) if self.without_log else self._log
-            if spare is not None and spare.become(panax_arguments(command), environment, said, self._stacks):
+            self._log_position = log.tell()
+            target = Path(os.devnull) if self.without_log else self._log
+            if spare is not None and spare.become(panax_arguments(command), environment, target, self._stacks):
                 self._process, self.pipe = spare.process, spare.pipe
             else:
-                self._process, self.pipe = self._started(command, environment, log, lifeline)
+                self._process, self.pipe = self._start(command, environment, log, lifeline)
         self._stacks_seen = 0
-        self._kills = _kills_of_memory()
+        self._kills = _out_of_memory_kills()
         self._descriptor: int | None = None
         with contextlib.suppress(OSError, AttributeError):
             # Readable when the process has ended; Linux only.
             self._descriptor = os.pidfd_open(self._process.pid)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _begin_log(self) -> str:
-        """Create the worker's log, and begin a section of it; return the reason if that fails, else ""."""
-        self._seen = 0
+        """Create the worker's log, and begin a section of it; return an error message, "" on success."""
+        self._log_start = 0
         try:
             for path in (self._log, self._stacks):
                 path.parent.mkdir(parents=True, exist_ok=True)
             with open(self._log, "ab", buffering=0) as log:
-                self._seen = log.tell()
+                self._log_start = log.tell()
                 log.write(f"== attempt {self.attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
         except OSError as error:
             return (
@@ -83,10 +83,10 @@ class WorkerProcess:
             )
         return ""
 
-    def _started(
+    def _start(
         self, command: Sequence[str], environment: dict[str, str], log: IO[bytes], lifeline: int
     ) -> tuple[subprocess.Popen[bytes], int]:
-        """Return a new process, and the pipe of its beats."""
+        """Start a process; return it and the pipe of its heartbeats."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         variables = {
@@ -119,12 +119,12 @@ class WorkerProcess:
 
     @property
     def descriptors(self) -> list[int]:
-        """Return the descriptors that become readable when there is something new."""
+        """Return the descriptors that become readable when the worker sends a heartbeat or ends."""
         return [self.pipe] + ([] if self._descriptor is None else [self._descriptor])
 
     @property
     def needs_polling(self) -> bool:
-        """Return True if its end has to be polled, since the system does not signal it."""
+        """Return True if the worker's end has to be polled, since the system does not signal it."""
         return self._descriptor is None
 
     def read_heartbeats(self) -> list[dict[str, Any]]:
@@ -142,17 +142,17 @@ class WorkerProcess:
         return [each for each in messages if isinstance(each, dict)]
 
     def read_new_lines(self, *, all_of_them: bool = False) -> list[str]:
-        """Return the complete lines that it has written since the last call."""
+        """Return the complete lines that the worker has written since the last call."""
         try:
             with open(self._log, "rb") as file:
-                file.seek(self._shown)
+                file.seek(self._log_position)
                 data = file.read(MAX_LINES_BYTES)
         except OSError:
             return []  # a cleaning script has removed it
         # A progress bar ends its lines with a carriage return; a line longer than the limit is split.
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         new_bytes = data if all_of_them or (not end and len(data) == MAX_LINES_BYTES) else data[:end]
-        self._shown += len(new_bytes)
+        self._log_position += len(new_bytes)
         # Of a line that was overwritten repeatedly, the text that a terminal would finally show.
         lines = new_bytes.decode(errors="replace").replace("\r\n", "\n").split("\n")
         lines = [next((part for part in reversed(line.split("\r")) if part), "") for line in lines]
@@ -168,7 +168,7 @@ class WorkerProcess:
             os.kill(self.pid, number)
 
     def request_stacks(self) -> None:
-        """Make it write the stacks of all its threads."""
+        """Make the worker write the stacks of all its threads."""
         try:
             self._stacks_seen = self._stacks.stat().st_size
         except OSError:
@@ -176,7 +176,8 @@ class WorkerProcess:
         self.signal(signal.SIGQUIT)
 
     def read_stacks(self) -> str:
-        """Return the stacks written since; empty if it can't write them, or has not installed the handler."""
+        """Return the stacks written since the request; empty if the worker can't write them, or has not
+        installed the handler."""
         try:
             with open(self._stacks, "rb") as file:
                 file.seek(self._stacks_seen)
@@ -194,8 +195,8 @@ class WorkerProcess:
             time.sleep(0.01)
 
     def close(self) -> dict[str, Any]:
-        """Reap an ended process; return its exit code (negative: a signal), its last lines, and whether
-        memory was the reason.
+        """Reap an ended process; return its exit code (negative: a signal), its last lines, and True if it was
+        killed because the host was out of memory.
 
         Its child processes are ended too.
         """
@@ -211,13 +212,13 @@ class WorkerProcess:
         return {
             "code": code,
             "tail": self._tail(),
-            "out_of_memory": code == -signal.SIGKILL and _kills_of_memory() > self._kills,
+            "out_of_memory": code == -signal.SIGKILL and _out_of_memory_kills() > self._kills,
         }
 
     def _tail(self) -> list[str]:
         try:
             with open(self._log, "rb") as file:
-                start = max(self._seen, file.seek(0, os.SEEK_END) - TAIL_BYTES)
+                start = max(self._log_start, file.seek(0, os.SEEK_END) - TAIL_BYTES)
                 file.seek(start)
                 text = file.read(TAIL_BYTES).decode(errors="replace")
         except OSError as error:
@@ -235,7 +236,7 @@ def stacks_path(folder: Path, index: int, attempt: int) -> Path:
     return folder / "stacks" / f"attempt_{attempt:03d}_process_{index:04d}.txt"
 
 
-def _kills_of_memory() -> int:
+def _out_of_memory_kills() -> int:
     """Return how often the kernel has killed a process because it was out of memory, since boot; 0 if
     unknown."""
     with contextlib.suppress(OSError, ValueError), open("/proc/vmstat", encoding="ascii") as file:

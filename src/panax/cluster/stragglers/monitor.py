@@ -41,7 +41,7 @@ class StragglerMonitor:
         return list(self._standing.values()) if attempt is self._attempt else []
 
     def record_heartbeat(self, attempt: JobAttempt, process: int, beat: Mapping[str, Any]) -> None:
-        """Process a worker's message; once a probe is complete, its measurements are compared."""
+        """Process a worker's message, and compare the measurements of a probe once it is complete."""
         facts = beat.get("facts")
         probe = facts.get("probe") if isinstance(facts, dict) else None
         if not isinstance(probe, dict) or not isinstance(number := probe.get("number"), int):
@@ -51,9 +51,9 @@ class StragglerMonitor:
         self._probes.setdefault(number, {})[process] = probe
         if len(self._probes[number]) == len(attempt.workers):
             probes = self._probes.pop(number)
-            self._hosts_of(attempt, probes)
-            self._links_of(attempt, probes)
-        self._probes = {each: told for each, told in self._probes.items() if each > number - HELD_PROBES}
+            self._compare_hosts(attempt, probes)
+            self._compare_links(attempt, probes)
+        self._probes = {each: probes for each, probes in self._probes.items() if each > number - HELD_PROBES}
 
     def _begin(self, attempt: JobAttempt) -> None:
         self._attempt, self._probes, self._taken_out, self._standing = attempt, {}, False, {}
@@ -63,14 +63,18 @@ class StragglerMonitor:
 
     # Hosts
 
-    def _hosts_of(self, attempt: JobAttempt, probes: Mapping[int, Mapping[str, Any]]) -> None:
+    def _compare_hosts(self, attempt: JobAttempt, probes: Mapping[int, Mapping[str, Any]]) -> None:
         if self._job.policy.stragglers is Stragglers.IGNORE:
             return
-        told: dict[int, list[HostProbe]] = {}
-        could = _profile(attempt).get("matrix_flops") or []
+        probes_by_unit: dict[int, list[HostProbe]] = {}
+        matrix_flops = _profile(attempt).get("matrix_flops") or []
         for process, probe in sorted(probes.items()):
-            told.setdefault(self._unit(attempt.workers[process]), []).append(_measured(probe, process, could))
-        for change in self._hosts.add({unit: _slowest(each) for unit, each in told.items()}, time.monotonic()):
+            probes_by_unit.setdefault(self._unit(attempt.workers[process]), []).append(
+                _measured(probe, process, matrix_flops)
+            )
+        for change in self._hosts.add(
+            {unit: _slowest(each) for unit, each in probes_by_unit.items()}, time.monotonic()
+        ):
             name = self._name(attempt, change.host)
             step = int(next(iter(probes.values())).get("step", attempt.step))
             key = ("host", change.host)
@@ -81,7 +85,7 @@ class StragglerMonitor:
             message = f"{name} is slow: {change.slowness.description}"
             self._standing[key] = message
             self._tell(attempt, step, "slow host", f"{message}{self._hint(change.host)}", change.host)
-            self._take_out(change.host, message)
+            self._cordon(change.host, message)
 
     def _unit(self, worker: AttemptWorker) -> int:
         """Return the unit that is compared: the node, or the process of a job with one node."""
@@ -97,7 +101,7 @@ class StragglerMonitor:
             return ""
         return f"; `panax cordon {self._job.folder} {unit}` continues without it"
 
-    def _take_out(self, node: int, why: str) -> None:
+    def _cordon(self, node: int, why: str) -> None:
         """Continue without a slow node, if the policy requests it and the job can: one at a time."""
         if self._job.policy.stragglers is not Stragglers.CORDON or self._job.nodes == 1 or self._taken_out:
             return
@@ -116,7 +120,7 @@ class StragglerMonitor:
 
     # Links
 
-    def _links_of(self, attempt: JobAttempt, probes: Mapping[int, Mapping[str, Any]]) -> None:
+    def _compare_links(self, attempt: JobAttempt, probes: Mapping[int, Mapping[str, Any]]) -> None:
         nodes = tuple(worker.node for worker in attempt.workers)
         first, profile = probes[min(probes)], _profile(attempt)
         if nodes not in self._links:
@@ -184,9 +188,9 @@ def _measured(probe: Mapping[str, Any], process: int, could: list[float]) -> Hos
     )
 
 
-def _slowest(of_host: list[HostProbe]) -> HostProbe:
-    """Return one host's measurements: the slowest of its processes for each."""
-    by_work, by_matrix = max(of_host, key=lambda one: one.host), max(of_host, key=lambda one: one.matrix)
+def _slowest(processes: list[HostProbe]) -> HostProbe:
+    """Return one host's measurements, each from the slowest of its processes."""
+    by_work, by_matrix = max(processes, key=lambda one: one.host), max(processes, key=lambda one: one.matrix)
     return dataclasses.replace(by_work, matrix=by_matrix.matrix, could=by_matrix.could)
 
 
@@ -198,8 +202,8 @@ def _timed(probe: Mapping[str, Any], facts: Mapping[str, Any]) -> CollectiveTime
     )
 
 
-def _floats(found: Any) -> dict[str, float]:
-    return {str(name): float(value) for name, value in found.items()} if isinstance(found, dict) else {}
+def _floats(content: Any) -> dict[str, float]:
+    return {str(name): float(value) for name, value in content.items()} if isinstance(content, dict) else {}
 
 
 def _source(axis: str, profile: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Detection of slow hosts, from each host's measurements at the same steps: plain functions and counts.
+"""Detection of slow hosts from each host's measurements at the same steps, in plain Python.
 
 Each host is compared with the median of the others, so that uniformly slow hosts name none. With two hosts
 there is no majority: each is compared with its own earlier speed, in a check before the run or at the run's
@@ -31,11 +31,11 @@ class HostProbe:
     Attributes:
         matrix: Seconds of a matrix multiplication on its idle devices.
         host: Seconds of a step for host work: waiting for data, hooks, the loop's work.
-        part: Name of the largest part of that.
-        device_wait: Seconds of a step that it waited for its devices, which may wait for others.
+        part: Name of the largest part of the host work.
+        device_wait: Seconds of a step for which the host waited for its devices, which may wait for others.
         step: Seconds of a step.
         could: Seconds of the multiplication by a check before the run, up to a factor that all hosts share;
-            None without one.
+            None without a check.
     """
 
     matrix: float
@@ -71,7 +71,10 @@ def measure_slowness(probes: Mapping[int, HostProbe], early: Mapping[int, float]
     """
     if len(probes) < 2:
         return {}
-    return {host: max(_matrix(host, probes, early), _own(host, probes), key=lambda slow: slow.ratio) for host in probes}
+    return {
+        host: max(_matrix(host, probes, early), _host_work_slowness(host, probes), key=lambda slow: slow.ratio)
+        for host in probes
+    }
 
 
 def _matrix(host: int, probes: Mapping[int, HostProbe], early: Mapping[int, float]) -> Slowness:
@@ -96,19 +99,20 @@ def _matrix(host: int, probes: Mapping[int, HostProbe], early: Mapping[int, floa
     )
 
 
-def _own(host: int, probes: Mapping[int, HostProbe]) -> Slowness:
-    """Compute a step's time relative to the time it would take if this host's own work took as long as the
-    others'."""
-    mine = probes[host]
+def _host_work_slowness(host: int, probes: Mapping[int, HostProbe]) -> Slowness:
+    """Compare a step's time with the time that it would take if this host's own work took as long as on other
+    hosts."""
+    probe = probes[host]
     usual = statistics.median(probes[other].host for other in probes if other != host)
-    excess = mine.host - usual
-    if excess <= 0 or mine.device_wait > MAX_DEVICE_WAIT * mine.step or mine.step <= excess:
+    excess = probe.host - usual
+    if excess <= 0 or probe.device_wait > MAX_DEVICE_WAIT * probe.step or probe.step <= excess:
         return Slowness(1.0, "")
-    ratio = mine.step / (mine.step - excess)
-    said = (
-        f"it spends {_ms(mine.host)} of each step of {_ms(mine.step)} on {mine.part}, where others spend {_ms(usual)}"
+    ratio = probe.step / (probe.step - excess)
+    description = (
+        f"it spends {_ms(probe.host)} of each step of {_ms(probe.step)} on {probe.part}, where others spend "
+        f"{_ms(usual)}"
     )
-    return Slowness(ratio, said)
+    return Slowness(ratio, description)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +128,7 @@ class SlowHosts:
     """Tracker of the hosts of a job from probe to probe.
 
     Attributes:
-        slow: Host to its slowness, for the hosts currently named.
+        slow: Host to its slowness, for the hosts currently reported as slow.
     """
 
     def __init__(self, factor: float = 1.5, row: int = 3):
@@ -132,7 +136,7 @@ class SlowHosts:
 
         Args:
             factor: A host is slow if it takes this many times as long as the others.
-            row: Number of consecutive probes until it is named, and until it counts as recovered.
+            row: Number of consecutive probes until a host is reported, and until it counts as recovered.
         """
         self._factor, self._row = factor, row
         self._early: dict[int, list[float]] = {}
@@ -145,8 +149,8 @@ class SlowHosts:
         self._turning, self._last, self.slow = {}, [], {}
 
     def add(self, probes: Mapping[int, HostProbe], now: float) -> list[HostChange]:
-        """Process a probe of all hosts; return those that have become slow, the slowest first, or are well
-        again.
+        """Process a probe of all hosts; return those that have become slow, the slowest first, or have
+        recovered.
 
         Args:
             now: Time of a monotonic clock, in seconds.
@@ -180,12 +184,11 @@ class SlowHosts:
         return sorted(changes, key=lambda change: -change.slowness.ratio)
 
     def _fastest(self, count: int, probes: Mapping[int, HostProbe]) -> dict[int, HostProbe]:
-        """Return the newest probe, with the fastest multiplication of the last `count` probes: noise differs
-        between them."""
+        """Return the newest probe with the fastest multiplication of the last `count` probes, to reduce noise."""
         last = [each for each in self._last[-count:] if each.keys() == probes.keys()]
         return {
-            host: dataclasses.replace(one, matrix=min(each[host].matrix for each in last))
-            for host, one in probes.items()
+            host: dataclasses.replace(newest, matrix=min(each[host].matrix for each in last))
+            for host, newest in probes.items()
         }
 
 

@@ -1,5 +1,4 @@
-"""Detection of slow links, from the collectives that a job's processes timed at the same steps: plain
-functions and counts.
+"""Detection of slow links from the collectives that a job's processes timed at the same steps, in plain Python.
 
 Each mesh axis is compared with the result of a check of these hosts before the run, or with the run's first
 probes. All processes of a group see a slow collective; a single host is identified by messages to neighbors,
@@ -61,7 +60,7 @@ class SlowGroup:
         seconds: Current time of a collective.
         baseline: Its usual time.
         suspects: The processes at fault, as far as known; two are the ends of one link.
-        times: Number of times it has become slow so far.
+        times: Number of times that the group has become slow so far.
     """
 
     axis: str
@@ -87,16 +86,16 @@ class SlowLinks:
     """Tracker of the groups of a job from probe to probe.
 
     Attributes:
-        slow: (mesh axis, group) to its state, for the groups currently named.
+        slow: (mesh axis, group) to its state, for the groups currently reported as slow.
     """
 
     def __init__(self, platform: str = "cpu", expected: Mapping[str, float] | None = None):
         """Track groups.
 
         Args:
-            expected: Mesh axis to the seconds of its collective by a check before the run.
+            expected: Mesh axis to the seconds of its collective, from a check before the run.
         """
-        self._factor, self._least = SLOW_FACTORS.get(platform, SLOW_FACTOR), SLOW_SECONDS.get(platform, _SECONDS)
+        self._factor, self._min_excess = SLOW_FACTORS.get(platform, SLOW_FACTOR), SLOW_SECONDS.get(platform, _SECONDS)
         self._expected = dict(expected or {})
         self._early: dict[tuple[str, Group], list[float]] = {}
         self._recent: dict[tuple[str, Group], deque[bool]] = {}
@@ -120,12 +119,14 @@ class SlowLinks:
             if len(early) < BASELINE_PROBES:
                 early.append(seconds)
             recent.append(key in slow_now)
-            row, last = _row(recent), recent[-1]
-            suspects = find_suspects(key[1], times, [group for _, group in slow_now], self._factor, self._least)
+            row, last = _trailing_count(recent), recent[-1]
+            suspects = find_suspects(key[1], times, [group for _, group in slow_now], self._factor, self._min_excess)
             if key in self.slow:
                 before = self.slow[key]
-                kept = suspects if last and len(suspects) < len(before.suspects or key[1]) else before.suspects
-                self.slow[key] = SlowGroup(*key, seconds, before.baseline, kept, before.times)
+                narrowed_suspects = (
+                    suspects if last and len(suspects) < len(before.suspects or key[1]) else before.suspects
+                )
+                self.slow[key] = SlowGroup(*key, seconds, before.baseline, narrowed_suspects, before.times)
                 if not last and row >= CONSECUTIVE_PROBES:
                     changes.append(LinkChange(WELL, self.slow.pop(key)))
             elif last and row >= CONSECUTIVE_PROBES:
@@ -137,7 +138,7 @@ class SlowLinks:
                 and last
                 and key not in self._flapping
                 and sum(recent) >= FLAPS
-                and _turns(recent) >= FLAPS
+                and _slow_turns(recent) >= FLAPS
             ):
                 self._flapping.add(key)
                 changes.append(LinkChange(FLAPPING, SlowGroup(*key, seconds, usual, suspects, sum(recent))))
@@ -153,7 +154,7 @@ class SlowLinks:
 
     def _is_slow(self, key: tuple[str, Group], seconds: float) -> bool:
         usual = self._usual(key)
-        return usual is not None and seconds > max(self._factor * usual, usual + self._least)
+        return usual is not None and seconds > max(self._factor * usual, usual + self._min_excess)
 
 
 def slowest_by_group(times: Mapping[int, CollectiveTimes]) -> dict[tuple[str, Group], float]:
@@ -176,21 +177,21 @@ def find_suspects(
     times: Mapping[int, CollectiveTimes],
     slow_groups: Sequence[Group] = (),
     factor: float = SLOW_FACTOR,
-    least: float = 0.0,
+    min_excess: float = 0.0,
 ) -> tuple[int, ...]:
     """Find the process of a slow group that is at fault, or the two ends of a link; empty if unclear.
 
     Args:
         slow_groups: All slow groups, of any axis.
         factor: A message is slow if it takes this many times as long as others,
-        least: and this many seconds longer.
+        min_excess: and this many seconds longer.
 
     >>> ring = {0: {1: 0.01}, 1: {0: 0.01, 2: 0.01}, 2: {1: 0.3, 3: 0.3}, 3: {2: 0.01}}
     >>> find_suspects((0, 1, 2, 3), {process: CollectiveTimes({}, {}, links) for process, links in ring.items()})
     (2,)
     """
     links = {(source, target): seconds for source, one in times.items() for target, seconds in one.links.items()}
-    slow = _slow(links, factor, least)
+    slow = _slow(links, factor, min_excess)
     inside = {link for link in slow if link[0] in group and link[1] in group}
     if inside:
         # Messages of several axes are evaluated together.
@@ -204,18 +205,18 @@ def find_suspects(
     return (shared[0],) if len(shared) == 1 else ()
 
 
-def _slow(links: Mapping[tuple[int, int], float], factor: float, least: float) -> Collection[tuple[int, int]]:
+def _slow(links: Mapping[tuple[int, int], float], factor: float, min_excess: float) -> Collection[tuple[int, int]]:
     if len(links) < 2:
         return []
     # As in `panax check`: with three hosts, one slow host makes four of six links slow.
     usual = sorted(links.values())[len(links) // 4]
     # Next to a link that takes a hundred times as long, one that takes five times as long waited for a core.
-    limit = max(factor * usual, usual + least, max(links.values()) / SAME_HOST_FACTOR)
+    limit = max(factor * usual, usual + min_excess, max(links.values()) / SAME_HOST_FACTOR)
     return {link for link, seconds in links.items() if seconds > limit}
 
 
-def _row(recent: Sequence[bool]) -> int:
-    """Count the last entries that are alike."""
+def _trailing_count(recent: Sequence[bool]) -> int:
+    """Count the trailing entries that are equal."""
     count = 0
     for each in reversed(recent):
         if each is not recent[-1]:
@@ -224,7 +225,7 @@ def _row(recent: Sequence[bool]) -> int:
     return count
 
 
-def _turns(recent: Sequence[bool]) -> int:
-    """Count how often it became slow."""
+def _slow_turns(recent: Sequence[bool]) -> int:
+    """Count the changes from fast to slow."""
     found = list(recent)
     return sum(now and not before for before, now in zip([False, *found], found))

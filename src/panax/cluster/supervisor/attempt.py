@@ -19,15 +19,15 @@ HIDDEN_FACTS = ("address", "collectives", "groups", "profile")
 """Facts that explain others, and are not part of a process's status."""
 
 
-def read_number(found: Mapping[str, Any], name: str, otherwise: float) -> float:
-    """Return a finite number from a message's field; `advice` if it is missing or invalid."""
-    value = found.get(name)
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable else otherwise  # pyright: ignore[reportArgumentType]
+def read_number(message: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a finite number from a message's field; `default` if it is missing or invalid."""
+    value = message.get(name)
+    is_valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_valid else default  # pyright: ignore[reportArgumentType]
 
 
 def read_exit_code(error: Mapping[str, Any]) -> int:
-    """Return the exit code that a worker sent with its error; 0 if it sent none that a process can have."""
+    """Return the exit code that a worker sent with its error; 0 if it is missing or not a valid exit code."""
     code = error.get("exit_code")
     return code if type(code) is int and 0 < code < 256 else 0
 
@@ -38,7 +38,7 @@ class AttemptWorker:
 
     Attributes:
         step: The last reported step; -1 before the first.
-        saved: The last step with a checkpoint that it has begun; -1 before the first.
+        saved: The last step with a checkpoint that the worker has begun; -1 before the first.
         last_progress: Time of its last progress, by the supervisor's monotonic clock.
         phase_times: Phase to the time of its first entry, in seconds since the epoch by the worker's clock.
     """
@@ -77,7 +77,7 @@ class AttemptWorker:
             self.error, self.error_at = error, now
 
     def to_status(self, now: float) -> dict[str, Any]:
-        """Return its entry in the job's status."""
+        """Return the worker's entry in the job's status."""
         ended = None if self.ended is None else self.ended.code
         return {
             "process": self.process,
@@ -163,7 +163,7 @@ class JobAttempt:
         return any(worker.ended is None for worker in self.workers)
 
     def give_up_on_failed(self, now: float) -> None:
-        """Count a worker as ended if it reported a fatal error and is still alive a while later.
+        """Count a worker as ended if it is still alive some time after it reported a fatal error.
 
         At its exit JAX may wait for the other processes, which wait for it.
         """
@@ -177,8 +177,8 @@ class JobAttempt:
         return any(end.code not in (0, *SAVED_EXIT_CODES) for end in self.ends)
 
     def find_stalled(self, now: float, policy: RestartPolicy) -> AttemptWorker | None:
-        """Return the worker with the least progress if none makes progress any more; None while the job
-        moves."""
+        """Return the worker with the least progress if none makes progress any more; None while the job makes
+        progress."""
 
         def limit(worker: AttemptWorker) -> float:
             # A run that returns to a checkpoint restores it after its first steps; a checked step may also
@@ -212,7 +212,7 @@ class JobAttempt:
         )
 
     def extend_deadlines(self, seconds: float) -> None:
-        """Exclude a time without a listening supervisor from the time that workers were silent."""
+        """Exclude a time in which the supervisor was suspended from the workers' time without progress."""
         self.saved_until += seconds
         for worker in self.workers:
             worker.last_progress += seconds

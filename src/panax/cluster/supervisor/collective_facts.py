@@ -27,7 +27,7 @@ class CollectiveFacts:
         kinds: Each kind with its mesh axes.
         groups: Process to mesh axis to the members of its group along that axis, itself included.
         hosts: Process to its host.
-        addresses: Address to a description of the only process there.
+        addresses: Address to a description of its process; only addresses of a single process.
     """
 
     kinds: Sequence[tuple[str, tuple[str, ...]]] = ()
@@ -36,29 +36,33 @@ class CollectiveFacts:
     addresses: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, tellers: Sequence[FactReporter]) -> "CollectiveFacts":
+    def of(cls, reporters: Sequence[FactReporter]) -> "CollectiveFacts":
         """Collect the facts of a job's processes; the first process reports the kinds."""
-        told = tellers[0].facts.get("collectives") if tellers else None
-        groups = {one.process: one.facts["groups"] for one in tellers if isinstance(one.facts.get("groups"), dict)}
-        kinds = [(str(kind), tuple(map(str, axes))) for kind, axes in told or ()]
-        at: dict[str, list[FactReporter]] = {}
-        for one in tellers:
-            at.setdefault(str(one.facts.get("address", "")), []).append(one)
-        addresses = {
-            address: f"{here[0].host} (process {here[0].process})"
-            for address, here in at.items()
-            if address and len(here) == 1
+        kind_facts = reporters[0].facts.get("collectives") if reporters else None
+        groups = {
+            reporter.process: reporter.facts["groups"]
+            for reporter in reporters
+            if isinstance(reporter.facts.get("groups"), dict)
         }
-        return cls(kinds, groups, {one.process: one.host for one in tellers}, addresses)
+        kinds = [(str(kind), tuple(map(str, axes))) for kind, axes in kind_facts or ()]
+        by_address: dict[str, list[FactReporter]] = {}
+        for reporter in reporters:
+            by_address.setdefault(str(reporter.facts.get("address", "")), []).append(reporter)
+        addresses = {
+            address: f"{processes[0].host} (process {processes[0].process})"
+            for address, processes in by_address.items()
+            if address and len(processes) == 1
+        }
+        return cls(kinds, groups, {reporter.process: reporter.host for reporter in reporters}, addresses)
 
     def group(self, process: int, axes: Collection[str]) -> list[int]:
         """Return the group of a process in a collective over some axes, itself included."""
-        found, new = {process}, {process}
+        members, new = {process}, {process}
         while new:
-            near = {each for one in new for axis in axes for each in self.groups.get(one, {}).get(axis, ())}
-            new = near - found
-            found |= new
-        return sorted(found)
+            neighbors = {each for one in new for axis in axes for each in self.groups.get(one, {}).get(axis, ())}
+            new = neighbors - members
+            members |= new
+        return sorted(members)
 
     def around(self, process: int, kind: str = "") -> list[str]:
         """Describe the collectives in which a process takes part with others, grouped by axes.
@@ -70,11 +74,13 @@ class CollectiveFacts:
         for each, axes in self.kinds:
             if kind in ("", each) and len(self.group(process, axes)) > 1:
                 kinds.setdefault(axes, []).append(each)
-        said = []
+        descriptions = []
         for axes, of_axes in kinds.items():
             hosts = _listed(dict.fromkeys(self.hosts.get(each, "?") for each in self.group(process, axes)))
-            said.append(f"an {' or '.join(sorted(of_axes))} over {' and '.join(axes)} ({hosts})".replace("an r", "a r"))
-        return said
+            descriptions.append(
+                f"an {' or '.join(sorted(of_axes))} over {' and '.join(axes)} ({hosts})".replace("an r", "a r")
+            )
+        return descriptions
 
     def waits(self, process: int, waiting: Collection[int]) -> str:
         """Describe which processes wait for a process, and in which collectives; empty if unknown.
@@ -84,14 +90,14 @@ class CollectiveFacts:
         'process 0 waits for it in an all-gather over fsdp (a, b)'
         """
         others = sorted(set(waiting) - {process})
-        said = self.around(process)
-        if not others or not said:
+        descriptions = self.around(process)
+        if not others or not descriptions:
             return ""
         who = f"process {others[0]} waits" if len(others) == 1 else f"processes {_listed(map(str, others))} wait"
-        return f"{who} for it in {', or '.join(said)}"
+        return f"{who} for it in {', or '.join(descriptions)}"
 
     def stands(self, process: int) -> str:
-        """Describe the collectives that a process may be blocked in; empty if unknown."""
+        """Describe the collectives in which a process may be blocked; empty if unknown."""
         return ", or ".join(self.around(process))
 
 

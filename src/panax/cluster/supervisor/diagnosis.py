@@ -136,9 +136,9 @@ class WorkerExit:
 
     Attributes:
         code: Its exit code; negative: the signal that ended it; None: lost together with its host.
-        at: Time when its agent noticed it, in seconds since the epoch.
+        at: Time at which its agent noticed the end, in seconds since the epoch.
         error: The error that ended it, as reported: kinds, message, exit_code.
-        tail: Its last lines.
+        tail: Last lines of the worker's output.
     """
 
     process: int
@@ -158,7 +158,7 @@ class Diagnosis:
         message: One or two sentences, with the process and its host.
         process: The process that failed first.
         exit_code: Exit code of the command, if the job is given up.
-        tail: That process's last lines.
+        tail: Last lines of that process's output.
     """
 
     cause: Cause
@@ -187,24 +187,24 @@ def diagnose(ends: Sequence[WorkerExit], collectives: CollectiveFacts | None = N
     failures = [(_of(end), end) for end in ends if end.code != 0]
     assert failures, "a failed job has a worker that failed"
     if all(cause is Cause.PEER for cause, _ in failures) and (
-        silent := _silent(ends, collectives or CollectiveFacts())
+        silent := _diagnose_silent_process(ends, collectives or CollectiveFacts())
     ):
         return silent
     # A process that ends because its peer has gone may be seen first; one that ended by itself is most
     # informative.
     failures.sort(key=lambda pair: (pair[0] is Cause.PEER, pair[0] is Cause.KILLED and pair[1].at, pair[1].at))
     cause, end = failures[0]
-    where = _where(end, collectives) if cause is Cause.PEER and collectives is not None else ""
-    return Diagnosis(cause, _message(cause, end) + where, end.process, _exit_code(end), end.tail)
+    location = _describe_location(end, collectives) if cause is Cause.PEER and collectives is not None else ""
+    return Diagnosis(cause, _message(cause, end) + location, end.process, _exit_code(end), end.tail)
 
 
 _SILENT = re.compile(r"stopped sending heartbeats\)?:?((?:\s+(?:/job:\S+task:)?\d+\b,?)+)")
 """Message of JAX's coordination service about processes that don't answer: it ends all others with it."""
 
 
-def _silent(ends: Sequence[WorkerExit], collectives: CollectiveFacts) -> Diagnosis | None:
-    """Diagnose a process that is alive but does not answer: it is stopped, or its host or network is down;
-    None if none is reported."""
+def _diagnose_silent_process(ends: Sequence[WorkerExit], collectives: CollectiveFacts) -> Diagnosis | None:
+    """Diagnose a process that is alive but does not answer, since it is stopped, or its host or network is down;
+    None if no worker reported such a process."""
     for end in ends:
         named = _SILENT.search("\n".join([*end.tail, str((end.error or {}).get("message") or "")]))
         if named is None:
@@ -217,22 +217,22 @@ def _silent(ends: Sequence[WorkerExit], collectives: CollectiveFacts) -> Diagnos
             others = [f"process {each} on {collectives.hosts.get(each, '?')}" for each in silent[1:]]
             who = f"process {first} on {collectives.hosts.get(first, '?')}{''.join(f', {each}' for each in others)}"
             waits = collectives.waits(first, [each.process for each in ends])
-            said = f"{who} stopped answering: it is held, or its host or network is gone" + (
+            message = f"{who} stopped answering: it is suspended, or its host or network is gone" + (
                 f"; {waits}" if waits else ""
             )
-            return Diagnosis(Cause.HANG, said, first, _exit_code(end), end.tail)
+            return Diagnosis(Cause.HANG, message, first, _exit_code(end), end.tail)
     return None
 
 
-def _where(end: WorkerExit, collectives: CollectiveFacts) -> str:
-    """Describe in which collective, and with which hosts, a process lost a peer, as far as the error and the
-    step's collectives show."""
-    said = str((end.error or {}).get("message") or "") or "\n".join(end.tail)
-    kind = parse_collective_kind(said)
-    found = collectives.around(end.process, kind) or collectives.around(end.process)
-    peers = [collectives.addresses[peer] for peer in parse_peers(said) if peer in collectives.addresses]
+def _describe_location(end: WorkerExit, collectives: CollectiveFacts) -> str:
+    """Describe the collective in which a process lost a peer, and its hosts, as far as the error and the step's
+    collectives show."""
+    text = str((end.error or {}).get("message") or "") or "\n".join(end.tail)
+    kind = parse_collective_kind(text)
+    collective_texts = collectives.around(end.process, kind) or collectives.around(end.process)
+    peers = [collectives.addresses[peer] for peer in parse_peers(text) if peer in collectives.addresses]
     lost = f"; the peer is {', '.join(peers)}" if peers else ""
-    return f"; it stood in {', or '.join(found)}{lost}" if found else lost
+    return f"; it was in {', or '.join(collective_texts)}{lost}" if collective_texts else lost
 
 
 def diagnose_hang(
@@ -244,7 +244,7 @@ def diagnose_hang(
     tail: Sequence[str],
     collectives: CollectiveFacts | None = None,
 ) -> Diagnosis:
-    """Diagnose a job without progress from its stacks.
+    """Diagnose a job without progress from its processes' stacks.
 
     Args:
         process: The process with the least progress.
@@ -252,23 +252,31 @@ def diagnose_hang(
         collectives: Collectives of the job's step.
     """
     collectives = collectives or CollectiveFacts()
-    kinds = {index: _of_stacks(text) for index, text in stacks.items()}
+    kinds = {index: _classify_stacks(text) for index, text in stacks.items()}
     cause = kinds.get(process, Cause.HANG)
     if cause is Cause.COLLECTIVE:
         # A process outside the collective is the one that the others wait for.
         other = next((index for index, kind in kinds.items() if kind is not Cause.COLLECTIVE), None)
         if other is not None:
             process, host, cause = other, collectives.hosts.get(other, host), kinds[other]
-    what = {
+    state = {
         Cause.COLLECTIVE: "all processes wait inside a computation",
         Cause.STALLED_DATA: "it waits for data",
         Cause.HANG: "it hangs" + ("" if stacks.get(process) else " and does not show its stacks"),
     }[cause]
     if phase == "steps":
         waiting = [index for index, kind in kinds.items() if kind is Cause.COLLECTIVE]
-        where = collectives.stands(process) if cause is Cause.COLLECTIVE else collectives.waits(process, waiting)
-        what += f", {where}" if where and cause is Cause.COLLECTIVE else f"; {where}" if where else ""
-    message = f"process {process} on {host} has made no progress for {seconds:.0f} s in the phase {phase!r}: {what}"
+        collective_text = (
+            collectives.stands(process) if cause is Cause.COLLECTIVE else collectives.waits(process, waiting)
+        )
+        state += (
+            f", {collective_text}"
+            if collective_text and cause is Cause.COLLECTIVE
+            else f"; {collective_text}"
+            if collective_text
+            else ""
+        )
+    message = f"process {process} on {host} has made no progress for {seconds:.0f} s in the phase {phase!r}: {state}"
     return Diagnosis(cause, message, process, 6, stacks.get(process, "").splitlines() or tail)
 
 
@@ -279,7 +287,7 @@ def _of(end: WorkerExit) -> Cause:
         return Cause.HOST_MEMORY
     # A process that reported its error may also have logged other events, such as peers that end at the same
     # time.
-    said = (
+    text = (
         str(end.error.get("message") or "")
         if end.error
         else "\n".join(line for line in end.tail if not line.startswith(_WELL))
@@ -288,13 +296,13 @@ def _of(end: WorkerExit) -> Cause:
     for kind in kinds:
         if kind in _OF_KIND:
             return _OF_KIND[kind]
-    if "RESOURCE_EXHAUSTED" in said and end.error:
+    if "RESOURCE_EXHAUSTED" in text and end.error:
         return Cause.OUT_OF_MEMORY
-    if any(part in said for part in _DEVICE):
+    if any(part in text for part in _DEVICE):
         return Cause.DEVICE
-    if any(part in said for part in _MISMATCH):
+    if any(part in text for part in _MISMATCH):
         return Cause.MISMATCH
-    if any(part in said for part in _PEER) and end.code != -signal.SIGKILL:
+    if any(part in text for part in _PEER) and end.code != -signal.SIGKILL:
         return Cause.PEER
     if end.error:
         return Cause.STORE if "OSError" in kinds else Cause.EXCEPTION
@@ -308,9 +316,9 @@ def _message(cause: Cause, end: WorkerExit) -> str:
     if cause is Cause.LOST_HOST:
         return f"{end.host} is gone, and process {end.process} with it"
     if cause is Cause.HOST_MEMORY:
-        return f"{who} was killed by the kernel for want of memory"
+        return f"{who} was killed by the kernel, since its host was out of memory"
     if cause is Cause.MISMATCH:
-        return f"{who} stood in another collective than the other processes"
+        return f"{who} was in another collective than the other processes"
     if end.error and end.error.get("message"):
         return f"{who}: {end.error['message']}"
     if end.code is not None and end.code < 0:
@@ -320,13 +328,13 @@ def _message(cause: Cause, end: WorkerExit) -> str:
 
 
 def _exit_code(end: WorkerExit) -> int:
-    told = end.error.get("exit_code") if end.error else None
-    if type(told) is int and 0 < told < 256:
-        return told
+    reported = end.error.get("exit_code") if end.error else None
+    if type(reported) is int and 0 < reported < 256:
+        return reported
     return end.code if end.code is not None and end.code > 0 else 6
 
 
-def _of_stacks(text: str) -> Cause:
+def _classify_stacks(text: str) -> Cause:
     """Classify the state of the main thread: faulthandler writes the most recent call first, and the current
     thread last."""
     main = text.rpartition("Current thread ")[2] if "Current thread " in text else text

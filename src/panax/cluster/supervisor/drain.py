@@ -1,5 +1,5 @@
-"""Nodes that are told to end, one by one, while the job continues: evicted pods, machines that are taken
-away."""
+"""Nodes that are asked to end, one by one, while the job continues: evicted pods, machines that are
+reclaimed."""
 
 import signal
 from collections.abc import Collection
@@ -17,32 +17,32 @@ class DrainingNodes:
 
     def __init__(self, nodes: Nodes, asks: StopRequest):
         self._nodes, self._asks = nodes, asks
-        self._told: set[int] = set()
-        self._world: set[int] = set()
+        self._draining: set[int] = set()
+        self._attempt_nodes: set[int] = set()
 
-    def begin(self, world: Collection[int]) -> None:
+    def begin(self, nodes: Collection[int]) -> None:
         """Begin another attempt on some nodes; nodes that were draining before have gone."""
-        self._told, self._world = set(), set(world)
+        self._draining, self._attempt_nodes = set(), set(nodes)
 
     def tell(self, node: int, *, can_save: bool) -> None:
         """Record that a node was asked to end.
 
         Args:
-            can_save: True if the processes handle signals: then all of them save first. Otherwise the node is
-                lost now.
+            can_save: True if the processes handle signals: all processes then save first. Otherwise the node is
+                disconnected now.
         """
-        if node in self._world:
-            self._told.add(node)
-        if self._told and self._told >= self._world:
+        if node in self._attempt_nodes:
+            self._draining.add(node)
+        if self._draining and self._draining >= self._attempt_nodes:
             self._asks.request(signal.SIGTERM, by_system=True)
-        elif node not in self._world or not can_save:
+        elif node not in self._attempt_nodes or not can_save:
             self._nodes.drop(node)
 
     def part(self) -> None:
         """Disconnect the agents of draining nodes, so that the scheduler that reclaims the nodes need not wait."""
-        for node in self._told:
+        for node in self._draining:
             self._nodes.drop(node)
 
     def __str__(self) -> str:
         """Return why the job continues on other nodes; empty if no node is draining."""
-        return f"node {', '.join(map(str, sorted(self._told)))} was asked to end" if self._told else ""
+        return f"node {', '.join(map(str, sorted(self._draining)))} was asked to end" if self._draining else ""

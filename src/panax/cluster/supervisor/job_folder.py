@@ -36,7 +36,7 @@ class Incident:
         teardown: Ending the remaining processes.
         restart: From starting again until all processes had joined, including the backoff before it.
         restore: From there until the state was restored.
-        first_step: From there until the first step was taken by all.
+        first_step: From there until all processes had taken the first step.
     """
 
     attempt: int
@@ -91,7 +91,7 @@ class JobFolder:
         """Lock the folder against a second supervisor.
 
         Raises:
-            LaunchError: Another one holds it, or it can't be written.
+            LaunchError: Another supervisor holds the lock, or the folder can't be written.
         """
         try:
             self._place.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ class JobFolder:
             replace_json(self._place / STATUS, {"at": time.time(), **status})
 
     def append_incident(self, incident: Incident) -> None:
-        """Append an incident; the last line of an attempt's failure is valid."""
+        """Append an incident; of several lines on one attempt's failure, the last is valid."""
         with contextlib.suppress(OSError):
             files.append_lines(
                 self._place / INCIDENTS, [json.dumps({"began": time.time(), **dataclasses.asdict(incident)})]
@@ -146,12 +146,12 @@ class JobFolder:
             files.append_lines(self._place / FINDINGS, [json.dumps(dataclasses.asdict(finding))])
 
     def mark_begun(self) -> bool:
-        """Return True if this job has begun its run before."""
+        """Return True if this job has begun its run before, and otherwise prepare the marker of its beginning."""
         path = self._place / BEGUN_FILE
         return bool(self._job.submission) and path.is_file() and path.read_text() == self._job.submission
 
     def has_begun(self) -> None:
-        """Record that the run has begun: an earlier run's files are set aside, if requested."""
+        """Record that the run has begun: an earlier run's files have been moved away, if requested."""
         with contextlib.suppress(OSError):
             replace_file(self._place / BEGUN_FILE, self._job.submission)
 
@@ -164,7 +164,7 @@ def job_folder_path(run: str | Path) -> Path:
     """Return the folder of the job's files in a run's folder.
 
     Raises:
-        LaunchError: It does not exist.
+        LaunchError: The folder does not exist.
     """
     folder = Path(run) / PLACE
     if not (folder / JOB).is_file():
@@ -179,7 +179,7 @@ def read_job_file(path: Path) -> dict[str, Any]:
     """Read one of the job's files.
 
     Raises:
-        LaunchError: It can't be read, or has other content.
+        LaunchError: The file can't be read, or is not a JSON object.
     """
     try:
         found = json_reader.read(path, constants=True)

@@ -1,4 +1,4 @@
-"""The supervisor's side of a job's agents: it accepts them, tells them apart, and tracks which have gone."""
+"""The supervisor's side of a job's agents: accepts and identifies them, and tracks lost agents."""
 
 import contextlib
 import selectors
@@ -44,9 +44,9 @@ class Nodes:
     """Agents of a job, by node number; node 0 has the job's first process.
 
     Attributes:
-        lost: Numbers of nodes with agents that have gone and have not returned.
-        departed: Numbers and hosts of nodes with agents that have gone; the reader removes them.
-        again: True if the engine may start the job again on these nodes, once everything has ended here.
+        lost: Numbers of nodes with agents that have disconnected and not returned.
+        departed: Numbers and hosts of nodes with agents that have disconnected; the reader removes them.
+        again: True if the engine may start the job again on these nodes, once all processes have ended.
     """
 
     def __init__(self, secret: str, count: int):
@@ -85,7 +85,7 @@ class Nodes:
         return f"[{address}]:{bound_port}" if ":" in address else f"{address}:{bound_port}"
 
     def take(self, channel: Channel) -> None:
-        """Accept an agent at the other end of a connection that the supervisor has made itself."""
+        """Accept an agent at the other end of a connection that the supervisor has opened itself."""
         node = Node(channel)
         self._coming.append(node)
         self._selector.register(channel, selectors.EVENT_READ, node)
@@ -144,10 +144,10 @@ class Nodes:
 
     def _listen(self) -> None:
         """Accept connections while there are free slots for handshakes."""
-        wanted = self._listener is not None and len(self._greetings) < MAX_HANDSHAKES
-        if wanted != self._listening and self._listener is not None:
-            self._listening = wanted
-            if wanted:
+        should_listen = self._listener is not None and len(self._greetings) < MAX_HANDSHAKES
+        if should_listen != self._listening and self._listener is not None:
+            self._listening = should_listen
+            if should_listen:
                 self._selector.register(self._listener, selectors.EVENT_READ, None)
             else:
                 self._selector.unregister(self._listener)
@@ -190,9 +190,9 @@ class Nodes:
             self._part_with(node)
             return
         node.facts = facts
-        asked = str(facts.get("node", ""))
+        requested_number = str(facts.get("node", ""))
         free = [number for number in range(self._count) if number not in self.here]
-        number = int(asked) if asked.isdecimal() else free[0] if free else self._count
+        number = int(requested_number) if requested_number.isdecimal() else free[0] if free else self._count
         if number >= self._count:
             # More nodes than the job has.
             self._part_with(node)

@@ -1,5 +1,5 @@
-"""Pool of a job's nodes: lost ones are requested again, and meanwhile the job continues with the remaining
-ones."""
+"""Pool of a job's nodes: lost nodes are requested again, and meanwhile the job continues with the remaining
+nodes."""
 
 import time
 from collections.abc import Callable
@@ -26,14 +26,14 @@ class NodePool:
 
     def __init__(self, job: Job, nodes: Nodes, placed: RunningAgents, say: Callable[[str], None]):
         self._job, self._nodes, self._placed, self._say = job, nodes, placed, say
-        self._worlds = JobShapes.of(job)
+        self._shapes = JobShapes.of(job)
         self._asked_at: dict[int, float] = {}
         self._refused: set[int] = set()
         self._gathered = False
 
     def gather(self, pump: Callable[[], None], given_up: Callable[[], bool]) -> JobShape | None:
-        """Wait for the job's nodes; for lost ones only a while, if the model has a layout on the remaining
-        ones.
+        """Wait for the job's nodes; for lost nodes only a limited time, if the model has a layout on the
+        remaining ones.
 
         Args:
             pump: Processes agents' messages for a moment.
@@ -43,25 +43,25 @@ class NodePool:
             The nodes and layout to run on; None if `given_up` ended the wait.
 
         Raises:
-            LaunchError: Too few have connected, or they are not alike.
+            LaunchError: Too few nodes have connected, or they are not alike.
         """
         self.ask_for_missing(lost=True)
         policy, began = self._job.policy, time.monotonic()
         # Initially all of them are still starting.
         patience = policy.replace_seconds if self._gathered else policy.agents_seconds
         while not given_up():
-            world, waited = self._worlds.best(self._nodes.here), time.monotonic() - began
+            shape, waited = self._shapes.best(self._nodes.here), time.monotonic() - began
             complete = not self._missing()
-            if world is not None and (complete or waited > patience):
-                check_alike([self._nodes.here[number] for number in world.nodes], self._job)
+            if shape is not None and (complete or waited > patience):
+                check_alike([self._nodes.here[number] for number in shape.nodes], self._job)
                 self._gathered = True
-                return world
+                return shape
             pump()
             if self._gathered:
                 self.ask_for_missing()
-            if world is None and (why := self._placed.failure()):
+            if shape is None and (why := self._placed.failure()):
                 raise LaunchError(why)
-            if world is None and waited > policy.agents_seconds:
+            if shape is None and waited > policy.agents_seconds:
                 raise LaunchError(self._who_is_missing())
         return None
 
@@ -69,11 +69,11 @@ class NodePool:
         """Request missing nodes from the engine, at intervals; a refusal is reported once.
 
         Args:
-            lost: Only nodes that have gone, immediately: the job stands still.
+            lost: True to request only lost nodes, immediately, since the job waits for them.
 
         Raises:
-            LaunchError: The engine can't provide them, and the job, which stands still, can't continue
-                without them.
+            LaunchError: The engine can't provide the nodes, and the job, which waits, can't continue without
+                them.
         """
         now = time.monotonic()
         for number in self._missing():
@@ -85,7 +85,7 @@ class NodePool:
                 self._placed.replace(number)
             except LaunchError as error:
                 # While processes still run, their failure is reported first.
-                if lost and self._worlds.best(self._nodes.here) is None:
+                if lost and self._shapes.best(self._nodes.here) is None:
                     raise LaunchError(
                         f"node {number} could not be replaced ({error}), and the job can't continue without it: layouts for "
                         f"fewer nodes are known after its first step on all, and --min-nodes is {self._job.policy.min_nodes}"
@@ -94,57 +94,57 @@ class NodePool:
                     self._refused.add(number)
                     self._say(f"node {number} could not be replaced: {error}")
 
-    def reject_shape(self, world: JobShape) -> bool:
+    def reject_shape(self, shape: JobShape) -> bool:
         """Return True if there is an alternative to a layout that could not take a step: another layout, or
         waiting for nodes."""
-        if world.layout is None:
+        if shape.layout is None:
             return False
-        self._worlds.reject(world.layout)
+        self._shapes.reject(shape.layout)
         return True
 
     def can_spare(self, node: int) -> bool:
         """Return True if the job could continue without a node, according to its policy and the known
         layouts."""
-        return self._worlds.best_without(set(self._nodes.here), self._worlds.cordoned | {node}) is not None
+        return self._shapes.best_without(set(self._nodes.here), self._shapes.cordoned | {node}) is not None
 
     def cordon(self, node: int, why: str) -> None:
         """Remove a node from the job at the next save.
 
         Raises:
-            LaunchError: The job could not continue without it.
+            LaunchError: The job could not continue without the node.
         """
-        cordon(self._worlds, self._job.place, [node], why, total=self._job.nodes)
+        cordon(self._shapes, self._job.place, [node], why, total=self._job.nodes)
 
-    def cordoned_in_use(self, world: JobShape) -> list[int]:
-        """Return the nodes in use that were taken out, but that the job could not continue without."""
-        return sorted(set(world.nodes) & self._worlds.cordoned)
+    def cordoned_in_use(self, shape: JobShape) -> list[int]:
+        """Return the cordoned nodes in use, without which the job could not continue."""
+        return sorted(set(shape.nodes) & self._shapes.cordoned)
 
-    def reason_to_change(self, world: JobShape) -> str | None:
+    def reason_to_change(self, shape: JobShape) -> str | None:
         """Return why the job should continue on other nodes from its next save; None if the current ones are
         the best."""
-        best = self._worlds.best(self._nodes.here)
-        if best is None or best.nodes == world.nodes:
+        best = self._shapes.best(self._nodes.here)
+        if best is None or best.nodes == shape.nodes:
             return None
-        out = sorted(set(world.nodes) & self._worlds.cordoned)
-        if out:
-            return f"node {', '.join(map(str, out))} was taken out of the job"
-        if len(best.nodes) > len(world.nodes):
-            return f"node {', '.join(map(str, sorted(set(best.nodes) - set(world.nodes))))} is back"
+        cordoned = sorted(set(shape.nodes) & self._shapes.cordoned)
+        if cordoned:
+            return f"node {', '.join(map(str, cordoned))} was taken out of the job"
+        if len(best.nodes) > len(shape.nodes):
+            return f"node {', '.join(map(str, sorted(set(best.nodes) - set(shape.nodes))))} is back"
         return None
 
     def _missing(self) -> list[int]:
         """Return the nodes that should be connected and are not."""
-        return sorted({*range(self._job.nodes)} - {*self._nodes.here} - self._worlds.cordoned)
+        return sorted({*range(self._job.nodes)} - {*self._nodes.here} - self._shapes.cordoned)
 
     def _who_is_missing(self) -> str:
-        job, here, refused = self._job, self._nodes.here, self._nodes.refused
-        missing = ", ".join(str(number) for number in range(job.nodes) if number not in here) or "none"
+        job, connected, refused = self._job, self._nodes.here, self._nodes.refused
+        missing = ", ".join(str(number) for number in range(job.nodes) if number not in connected) or "none"
         strangers = f"; {refused} connections without the job's secret were refused" if refused else ""
-        said = self._placed.log_tail()
+        log_tail = self._placed.log_tail()
         return (
-            f"{len(here)} of {job.nodes} nodes connected within {job.policy.agents_seconds:.0f} s (missing: node "
+            f"{len(connected)} of {job.nodes} nodes connected within {job.policy.agents_seconds:.0f} s (missing: node "
             f"{missing}){strangers}; check that they can reach this host, and the engine's own log"
-            + (f":\n{said}" if said else "")
+            + (f":\n{log_tail}" if log_tail else "")
         )
 
 
@@ -152,7 +152,7 @@ def check_alike(nodes: list[Node], job: Job) -> None:
     """Check that hosts have the same versions, and enough processors for their processes.
 
     Raises:
-        LaunchError: They don't; the message names the differences.
+        LaunchError: The hosts differ, or have too few processors; the message names the differences.
     """
     for package in sorted({name for node in nodes for name in node.facts.get("versions", {})}):
         hosts_by_version: dict[str, list[str]] = {}

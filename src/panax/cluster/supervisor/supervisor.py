@@ -48,7 +48,7 @@ class Supervisor:
         self._job, self._nodes, self._placed, self._record, self._view = job, nodes, placed, record, view
         self._roster = NodePool(job, nodes, placed, view.say)
         self._watching = StragglerMonitor(job, self._roster, record, view.say)
-        self._world, self._changing = JobShape(()), ""
+        self._shape, self._changing = JobShape(()), ""
         self._looked_at = 0.0
         self._saved_before: int | None = None
         self._began = time.monotonic()
@@ -64,7 +64,7 @@ class Supervisor:
         self._incident: Incident | None = None
         self._failure: Diagnosis | None = None
         self._port: int | None = None
-        self._begun = record.mark_begun()
+        self._has_begun_run = record.mark_begun()
         self._stacks: dict[int, str] = {}
         self._status_at = 0.0
         self._state = "placing"
@@ -80,61 +80,61 @@ class Supervisor:
         """
         with self._asks.handling_signals():
             try:
-                return self._followed()
+                return self._supervise()
             except BaseException as error:
                 self._write_status({"exit_code": getattr(error, "exit_code", 1), "message": str(error) or repr(error)})
                 raise
 
-    def _followed(self) -> int:
+    def _supervise(self) -> int:
         while True:
             try:
-                world = self._gather()
+                shape = self._gather()
             except LaunchError as error:
                 # The engine granted nodes once, and may again.
                 if self._attempt is not None and (code := self._placed.start_over()) is not None:
-                    return self._over(code, f"{error}; the engine starts the job again")
+                    return self._report_end(code, f"{error}; the engine starts the job again")
                 if self._failure is None:
                     raise
                 why = f"{self._failure.message}; {error}"
-                return self._over(error.exit_code, why, self._failure)
-            if world is None:
+                return self._report_end(error.exit_code, why, self._failure)
+            if shape is None:
                 assert self._asks.signal is not None
-                return self._over(128 + self._asks.signal, f"stopped by {self._asks.signal.name} before it began")
-            attempt = self._start(world)
+                return self._report_end(128 + self._asks.signal, f"stopped by {self._asks.signal.name} before it began")
+            attempt = self._start(shape)
             diagnosis = self._follow(attempt)
             if diagnosis is None and self._changing and self._asks.signal is None:
                 self._has_changed(attempt)
                 continue
             if diagnosis is None:
-                return self._done(attempt)
+                return self._report_success(attempt)
             if self._asks.signal is not None and attempt.step < 0 and diagnosis.cause in TERMINATION_CAUSES:
                 # Before a process can save, it does not handle signals.
                 self._end(attempt)
-                return self._over(
+                return self._report_end(
                     128 + self._asks.signal,
                     f"stopped by {self._asks.signal.name} before a first step; checkpoints are as they were",
                 )
             self._fail(attempt, diagnosis)
-            if (reason := self._gives_up(diagnosis)) is not None:
-                return self._over(diagnosis.exit_code or 6, reason, diagnosis)
+            if (reason := self._reason_to_give_up(diagnosis)) is not None:
+                return self._report_end(diagnosis.exit_code or 6, reason, diagnosis)
             self._wait_before_restart()
 
     def _gather(self) -> JobShape | None:
         """Return the nodes and layout to run on next; None if the job is to end."""
         self._state = "placing"
-        world = self._roster.gather(lambda: self._pump(TICK_SECONDS), lambda: self._asks.signal is not None)
-        if world is not None and self._attempt is not None and world.nodes != self._world.nodes:
-            self._view.say(f"continues with {world.describe(self._job.nodes)}")
-        if world is not None and (kept := self._roster.cordoned_in_use(world)):
+        shape = self._roster.gather(lambda: self._pump(TICK_SECONDS), lambda: self._asks.signal is not None)
+        if shape is not None and self._attempt is not None and shape.nodes != self._shape.nodes:
+            self._view.say(f"continues with {shape.describe(self._job.nodes)}")
+        if shape is not None and (cordoned := self._roster.cordoned_in_use(shape)):
             self._view.say(
-                f"node {', '.join(map(str, kept))} was taken out, and stays: the job can't continue without it"
+                f"node {', '.join(map(str, cordoned))} was taken out, and stays: the job can't continue without it"
             )
-        return world
+        return shape
 
-    def _start(self, world: JobShape) -> JobAttempt:
+    def _start(self, shape: JobShape) -> JobAttempt:
         number = 1 if self._attempt is None else self._attempt.number + 1
-        nodes, share = self._nodes.here, self._job.processes_per_node
-        first = world.nodes[0]
+        nodes, processes_per_node = self._nodes.here, self._job.processes_per_node
+        first = shape.nodes[0]
         host = nodes[first].address or "127.0.0.1" if first in nodes else "127.0.0.1"
         self._port = self._job.port
         if self._port is None and first in nodes:
@@ -146,28 +146,28 @@ class Supervisor:
                 self._nodes.drop(first)
         now = time.monotonic()
         workers = [
-            AttemptWorker(rank * share + local, node, nodes[node].host if node in nodes else "?", now)
-            for rank, node in enumerate(world.nodes)
-            for local in range(share)
+            AttemptWorker(rank * processes_per_node + local, node, nodes[node].host if node in nodes else "?", now)
+            for rank, node in enumerate(shape.nodes)
+            for local in range(processes_per_node)
         ]
         changing = self._changing
-        self._world, self._changing, self._saved_before, self._failure = world, "", None, None
-        self._leaving.begin(world.nodes)
+        self._shape, self._changing, self._saved_before, self._failure = shape, "", None, None
+        self._leaving.begin(shape.nodes)
         self._attempt = attempt = JobAttempt(number, workers, time.time())
         self._state, self._stop_told = "starting", False
-        layout = [] if world.layout is None else world.layout.flags
-        goes_on = {CONTINUATION_VARIABLE: "1"} if changing else {}
-        for rank, node in enumerate(world.nodes):
+        layout = [] if shape.layout is None else shape.layout.flags
+        continuation = {CONTINUATION_VARIABLE: "1"} if changing else {}
+        for rank, node in enumerate(shape.nodes):
             if node in nodes:
                 self._nodes.tell(
                     node,
                     start={
                         "attempt": number,
-                        "first": rank * share,
-                        "count": share,
+                        "first": rank * processes_per_node,
+                        "count": processes_per_node,
                         "processes": len(workers),
-                        "command": self._job.command(begun=self._begun, layout=layout),
-                        "environment": {**self._job.environment(), **goes_on},
+                        "command": self._job.command(has_begun=self._has_begun_run, layout=layout),
+                        "environment": {**self._job.environment(), **continuation},
                         "folder": str(self._job.place.absolute()),
                         "coordinator": f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}",
                         "bind": nodes[node].address or "127.0.0.1",
@@ -178,33 +178,33 @@ class Supervisor:
     def _follow(self, attempt: JobAttempt) -> Diagnosis | None:
         """Monitor an attempt until all processes have ended successfully (None), or there is a failure."""
         saved_by, stopped_at = float("inf"), None
-        told, turned = False, time.monotonic()
+        first_step_reported, polled_at = False, time.monotonic()
         while attempt.is_running:
             self._pump(TICK_SECONDS)
             now = time.monotonic()
-            if now - turned > ASLEEP_SECONDS:
+            if now - polled_at > ASLEEP_SECONDS:
                 # This process was suspended (Ctrl-Z, a migrated machine, a file system that hangs): pending
                 # messages are read first.
                 self._view.say(
-                    f"the supervisor itself was suspended for {now - turned:.0f} s; it reads the messages that "
+                    f"the supervisor itself was suspended for {now - polled_at:.0f} s; it reads the messages that "
                     f"arrived meanwhile"
                 )
-                attempt.extend_deadlines(now - turned)
-                saved_by += now - turned
+                attempt.extend_deadlines(now - polled_at)
+                saved_by += now - polled_at
                 self._pump(TICK_SECONDS)
-            turned = now = time.monotonic()
+            polled_at = now = time.monotonic()
             if not attempt.is_running:
                 break
             # This phase follows the setting aside of an earlier run's files.
-            if not self._begun and attempt.workers[0].phase_times.keys() & {"restore", "first step"}:
-                self._begun = True
+            if not self._has_begun_run and attempt.workers[0].phase_times.keys() & {"restore", "first step"}:
+                self._has_begun_run = True
                 self._record.has_begun()
-            if attempt.first_step is not None and not told:
-                told = True
+            if attempt.first_step is not None and not first_step_reported:
+                first_step_reported = True
                 self._first_step(attempt)
             attempt.give_up_on_failed(now)
             if attempt.has_failed():
-                return self._settled(attempt)
+                return self._diagnose(attempt)
             self._roster.ask_for_missing()
             if self._asks.signal is None and self._record.is_stop_requested():
                 self._asks.request(signal.SIGTERM)
@@ -233,7 +233,7 @@ class Supervisor:
                 )
             if (worker := attempt.find_stalled(now, self._job.policy)) is not None:
                 return attempt.diagnose_hang(worker, now, self._ask_for_stacks())
-        return self._settled(attempt) if attempt.has_failed() else None
+        return self._diagnose(attempt) if attempt.has_failed() else None
 
     def _stop(self, state: str) -> float:
         """Make all processes save at the same step, and end; return their deadline."""
@@ -249,7 +249,7 @@ class Supervisor:
         if now - self._looked_at < LOOK_SECONDS or attempt.step < 0:
             return ""
         self._looked_at = now
-        why = self._roster.reason_to_change(self._world)
+        why = self._roster.reason_to_change(self._shape)
         if why is None:
             self._saved_before = None
             return ""
@@ -265,8 +265,8 @@ class Supervisor:
         self._record.append_incident(self._incident)
         self._furthest = max(self._furthest, attempt.step)
 
-    def _settled(self, attempt: JobAttempt) -> Diagnosis:
-        """Diagnose a failure after the other processes have had a moment to report theirs."""
+    def _diagnose(self, attempt: JobAttempt) -> Diagnosis:
+        """Diagnose a failure, after a moment in which the other processes may report their errors."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while attempt.is_running and time.monotonic() < deadline:
             self._pump(0.05)
@@ -274,12 +274,12 @@ class Supervisor:
 
     def _ask_for_stacks(self) -> dict[int, str]:
         self._stacks = {}
-        waited = set(self._nodes.here)
+        pending = set(self._nodes.here)
         self._nodes.tell(stacks=True)
         deadline = time.monotonic() + STACKS_SECONDS
-        while waited and time.monotonic() < deadline:
+        while pending and time.monotonic() < deadline:
             self._pump(0.1)
-            waited = {node for node in waited if not any(w.process in self._stacks for w in self._workers(node))}
+            pending = {node for node in pending if not any(w.process in self._stacks for w in self._workers(node))}
         return self._stacks
 
     def _workers(self, node: int) -> list[AttemptWorker]:
@@ -308,14 +308,14 @@ class Supervisor:
         while attempt.is_running and time.monotonic() < deadline:
             self._pump(0.1)
 
-    def _gives_up(self, diagnosis: Diagnosis) -> str | None:
+    def _reason_to_give_up(self, diagnosis: Diagnosis) -> str | None:
         """Return why the job is not started again; None if it is."""
         policy = self._job.policy
         if self._asks.signal is not None:
             return f"stopped by {self._asks.signal.name}, and not all of it was saved: {diagnosis.message}"
-        could_not_begin = self._attempt is not None and self._attempt.step < 0 and diagnosis.cause in LAYOUT_CAUSES
-        if could_not_begin and self._roster.reject_shape(self._world):
-            self._view.say(f"the layout {self._world.layout} can't be used: {diagnosis.message}")
+        never_stepped = self._attempt is not None and self._attempt.step < 0 and diagnosis.cause in LAYOUT_CAUSES
+        if never_stepped and self._roster.reject_shape(self._shape):
+            self._view.say(f"the layout {self._shape.layout} can't be used: {diagnosis.message}")
             return None
         if not diagnosis.cause.is_retried:
             return f"{diagnosis.message}"
@@ -357,19 +357,19 @@ class Supervisor:
             self._view.recovered(incident)
             self._incident = None
 
-    def _done(self, attempt: JobAttempt) -> int:
+    def _report_success(self, attempt: JobAttempt) -> int:
         codes = {end.code for end in attempt.ends}
-        where = (
+        progress = (
             f"after step {attempt.step}; saved" if attempt.step >= 0 else "before a first step; nothing was to be saved"
         )
         if self._asks.signal is not None:
-            return self._over(128 + self._asks.signal, f"stopped by {self._asks.signal.name} {where}")
+            return self._report_end(128 + self._asks.signal, f"stopped by {self._asks.signal.name} {progress}")
         if codes & set(SAVED_EXIT_CODES):
             code = max(code for code in codes if code)
-            return self._over(code, f"stopped by {signal.Signals(code - 128).name} {where}")
-        return self._over(0, "done")
+            return self._report_end(code, f"stopped by {signal.Signals(code - 128).name} {progress}")
+        return self._report_end(0, "done")
 
-    def _over(self, code: int, message: str, diagnosis: Diagnosis | None = None) -> int:
+    def _report_end(self, code: int, message: str, diagnosis: Diagnosis | None = None) -> int:
         self._state, self._nodes.again = "ended", self._asks.by_system
         end: dict[str, Any] = {"exit_code": code, "message": message}
         if diagnosis is not None:
@@ -437,7 +437,7 @@ class Supervisor:
                 "num_steps": self._job.num_steps,
                 "seconds": round(now - self._began, 1),
                 "restarts": self._restarts,
-                "nodes": {"running": self._world.nodes, "of": self._job.nodes, "layout": str(self._world.layout or "")},
+                "nodes": {"running": self._shape.nodes, "of": self._job.nodes, "layout": str(self._shape.layout or "")},
                 "goodput": self._goodput,
                 "attempt": 0 if attempt is None else attempt.number,
                 "step": -1 if attempt is None else attempt.step,

@@ -46,20 +46,22 @@ class View:
         self._outlet = Outlet(self._out)  # pyright: ignore[reportArgumentType]
         self._shown_at = time.monotonic()
         self._status = ""
-        self._said: deque[str] = deque(maxlen=LAST_LINES)
+        self._error_lines: deque[str] = deque(maxlen=LAST_LINES)
 
     def lines(self, lines: Sequence[str]) -> None:
         """Show the first process's output, as `panax train` would show it here."""
         if not self._quiet:
-            shown = [line for line in lines if not any(part in line for part in NOISE)]
-            self._said.extend(line.strip() for line in shown if line.startswith((ERROR, "  ")))
-            self._print(*shown)
+            visible = [line for line in lines if not any(part in line for part in NOISE)]
+            self._error_lines.extend(line.strip() for line in visible if line.startswith((ERROR, "  ")))
+            self._print(*visible)
 
     def has_shown(self, message: str) -> bool:
-        """Return True if the first process has shown all lines of an error, however its first one begins."""
-        first, *rest = message.splitlines() or [""]
-        told = [line.removeprefix(ERROR) for line in self._said]
-        return any(line and first.endswith(line) for line in told) and all(line.strip() in self._said for line in rest)
+        """Return True if the first process has shown all lines of an error, regardless of how the first line begins."""
+        first, *following = message.splitlines() or [""]
+        error_lines = [line.removeprefix(ERROR) for line in self._error_lines]
+        return any(line and first.endswith(line) for line in error_lines) and all(
+            line.strip() in self._error_lines for line in following
+        )
 
     def say(self, line: str) -> None:
         """Show an event of the job."""
@@ -74,7 +76,7 @@ class View:
             return
         self._status = status_line(attempt, goodput, state, self._num_steps)
         if self._terminal:
-            self._write(self._drawn())
+            self._write(self._status_text())
         elif time.monotonic() - self._shown_at >= QUIET_SECONDS:
             self._shown_at = time.monotonic()
             self._print(f"launch: {self._status}")
@@ -98,8 +100,8 @@ class View:
         """Show that the job has taken a step again."""
         names = ("detect", "teardown", "restart", "restore", "first_step")
         parts = ((name.replace("_", " "), getattr(incident, name)) for name in names)
-        said = ", ".join(f"{name} {took:.1f}" for name, took in parts if took is not None)
-        self.say(f"trains again; seconds: {said}")
+        times = ", ".join(f"{name} {took:.1f}" for name, took in parts if took is not None)
+        self.say(f"trains again; seconds: {times}")
 
     def end(self, code: int, message: str, diagnosis: Diagnosis | None, restarts: int) -> None:
         """Show that the job has ended: why, and what to do."""
@@ -108,8 +110,8 @@ class View:
             self._write("\r\x1b[K")
         if diagnosis is not None and not self._quiet:
             # An error that a worker has reported is the message; its lines would repeat it.
-            told = any(diagnosis.message.rpartition(": ")[2] in line for line in diagnosis.tail)
-            last = [] if told else [f"  | {line}" for line in list(diagnosis.tail)[-TAIL_LINES:]]
+            is_repeated = any(diagnosis.message.rpartition(": ")[2] in line for line in diagnosis.tail)
+            last = [] if is_repeated else [f"  | {line}" for line in list(diagnosis.tail)[-TAIL_LINES:]]
             self._print(*([f"last lines of process {diagnosis.process}:", *last] if last else []))
         if code == 0:
             self.say(message + (f", after {restarts} restarts" if restarts else ""))
@@ -117,9 +119,9 @@ class View:
 
     def _print(self, *lines: str) -> None:
         text = "".join(f"{line}\n" for line in lines)
-        self._write(f"\r\x1b[K{text}{self._drawn()}" if self._terminal else text)
+        self._write(f"\r\x1b[K{text}{self._status_text()}" if self._terminal else text)
 
-    def _drawn(self) -> str:
+    def _status_text(self) -> str:
         columns = shutil.get_terminal_size().columns
         return f"\r\x1b[K{self._status[: columns - 1]}" if self._status else ""
 

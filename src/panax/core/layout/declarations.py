@@ -16,7 +16,7 @@ _CARGO = re.compile(r"moving:([\w ]+)")
 _SHARES = re.compile(r"shares:([\d.,]+)")
 
 
-def declare_trip_count(expected: int, most: int) -> contextlib.AbstractContextManager[Any]:
+def declare_trip_count(expected: int, maximum: int) -> contextlib.AbstractContextManager[Any]:
     """Declare the expected and maximum trip count of the `while_loop` traced inside.
 
     >>> def loop(x):
@@ -25,10 +25,10 @@ def declare_trip_count(expected: int, most: int) -> contextlib.AbstractContextMa
     >>> find_trip_count(str(jax.make_jaxpr(loop)(0).eqns[0].source_info.name_stack))
     (0, 7)
     """
-    return jax.named_scope(f"turns:{expected}..{most}")
+    return jax.named_scope(f"turns:{expected}..{maximum}")
 
 
-def declare_branch_probs(*each: float) -> contextlib.AbstractContextManager[Any]:
+def declare_branch_probs(*probs: float) -> contextlib.AbstractContextManager[Any]:
     """Declare how often each branch of the `cond` or `switch` traced inside is taken, on the busiest device.
 
     >>> def choice(x):
@@ -37,11 +37,11 @@ def declare_branch_probs(*each: float) -> contextlib.AbstractContextManager[Any]
     >>> find_branch_probs(str(jax.make_jaxpr(choice)(1.0).eqns[-1].source_info.name_stack))
     (0.25, 0.75)
     """
-    return jax.named_scope("shares:" + ",".join(f"{share:.4f}" for share in each))
+    return jax.named_scope("shares:" + ",".join(f"{share:.4f}" for share in probs))
 
 
-def tag_comm(what: str) -> contextlib.AbstractContextManager[Any]:
-    """Declare the content that the collectives traced inside send.
+def tag_comm(content: str) -> contextlib.AbstractContextManager[Any]:
+    """Declare the content that the collectives traced inside send, such as "weights".
 
     >>> def send(x):
     ...     with tag_comm("weights"):
@@ -49,7 +49,7 @@ def tag_comm(what: str) -> contextlib.AbstractContextManager[Any]:
     >>> find_comm_tag(str(jax.make_jaxpr(send)(0).eqns[0].source_info.name_stack))
     'weights'
     """
-    return jax.named_scope(f"moving:{what}")
+    return jax.named_scope(f"moving:{content}")
 
 
 def find_comm_tag(name_stack: str) -> str | None:

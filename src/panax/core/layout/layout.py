@@ -73,8 +73,8 @@ class Layout(Protocol):
         ...
 
     def with_whole_rows(self) -> "Layout":
-        """Return the same mesh with whole rows: axes that shard a row's positions compute alike; parameters
-        stay sharded as they are.
+        """Return the same mesh with unsharded rows: devices along axes that shard a row's positions do the same
+        work; parameters stay sharded as they are.
         """
         ...
 
@@ -92,15 +92,15 @@ class Layout(Protocol):
         """Return, for each dimension, the mesh axes above size 1 that shard a parameter between uses.
 
         Args:
-            shape: Shape of the whole array. Without it, axes that shard only what divides are assumed to
-                divide.
+            shape: Shape of the global array. Without it, axes that shard only dimensions that they divide are
+                assumed to divide these.
         """
         ...
 
 
 class _Traced(NamedTuple):
     layout: Layout | None
-    whole: bool = False
+    is_global: bool = False
 
 
 _NOWHERE = _Traced(None)
@@ -108,9 +108,9 @@ _traced: ContextVar[_Traced] = ContextVar("panax_layout", default=_NOWHERE)
 
 
 def current_layout() -> Layout | None:
-    """Return the layout that is being traced for; None if the traced code sees one device or whole arrays."""
-    layout, whole = _traced.get()
-    return None if layout is None or whole or layout.mesh.size == 1 else layout
+    """Return the layout that is being traced for; None if the traced code sees one device or global arrays."""
+    layout, is_global = _traced.get()
+    return None if layout is None or is_global or layout.mesh.size == 1 else layout
 
 
 def current_target() -> Target:
@@ -124,8 +124,8 @@ def arrays_are_local() -> bool:
 
     Otherwise XLA's partitioner may shard them, which it cannot do with custom calls.
     """
-    layout, whole = _traced.get()
-    return layout is None or layout.mesh.size == 1 or not whole
+    layout, is_global = _traced.get()
+    return layout is None or layout.mesh.size == 1 or not is_global
 
 
 @contextlib.contextmanager
@@ -140,10 +140,10 @@ def use_layout(layout: Layout | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_global_arrays() -> Iterator[None]:
-    """Trace code inside for the same target without its mesh: on whole arrays, which XLA's partitioner
+    """Trace code inside for the same target without its mesh: on global arrays, which XLA's partitioner
     shards.
     """
-    token = _traced.set(_traced.get()._replace(whole=True))
+    token = _traced.set(_traced.get()._replace(is_global=True))
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """Quantization blocks: neighboring elements that share a scale, stored on one device on every usual mesh.
 
 If a scale covered the next 256 elements in storage order, it would cover other elements on another mesh, and
-the same run would round differently there. Block shapes therefore depend only on the array's logical shape,
+the same run would round differently on it. Block shapes therefore depend only on the array's logical shape,
 and leave each dimension enough blocks to be sharded over devices.
 """
 
@@ -71,21 +71,21 @@ def quant_block_shape(
     >>> quant_block_shape((96, 272), ("embed", "ffn"), (0, 1), 256)
     (4, 8)
     """
-    left = dict.fromkeys(array_dims, 0)
+    halvings = dict.fromkeys(array_dims, 0)
     for dim in array_dims:
-        while shape[dim] % 2 ** (left[dim] + 1) == 0:
-            left[dim] += 1
+        while shape[dim] % 2 ** (halvings[dim] + 1) == 0:
+            halvings[dim] += 1
     unsharded_dims = [dim for dim in reversed(array_dims) if not lookup_axis(axes[dim]).storage]
     for dim in array_dims:
         if dim not in unsharded_dims:
             traits = lookup_axis(axes[dim])
-            left[dim] -= 1 if traits.storage == traits.compute else 3
+            halvings[dim] -= 1 if traits.storage == traits.compute else 3
     box = [1] * len(shape)
     for _ in range(max_elements.bit_length() - 1):
-        free = [dim for dim in unsharded_dims if left[dim] > 0]
-        chosen_dim = free[0] if free else max(array_dims, key=lambda dim: (left[dim], dim), default=None)
-        if chosen_dim is None or left[chosen_dim] <= 0:
+        free = [dim for dim in unsharded_dims if halvings[dim] > 0]
+        chosen_dim = free[0] if free else max(array_dims, key=lambda dim: (halvings[dim], dim), default=None)
+        if chosen_dim is None or halvings[chosen_dim] <= 0:
             break
-        left[chosen_dim] -= 1
+        halvings[chosen_dim] -= 1
         box[chosen_dim] *= 2
     return tuple(box)

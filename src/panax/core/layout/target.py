@@ -124,7 +124,7 @@ class Target:
 
     @property
     def matmul_precisions(self) -> Mapping[str, str]:
-        """Return the precisions in which it can multiply float32 operands, each with JAX's name for it
+        """Return the precisions in which the target can multiply float32 operands, each with JAX's name for it
         (`jax_default_matmul_precision`).
 
         >>> list(Target("tpu").matmul_precisions), list(Target("gpu", architecture="h100").matmul_precisions)
@@ -143,7 +143,7 @@ class Target:
 
     @property
     def multiplies_bfloat16(self) -> bool | None:
-        """Return True if it has bfloat16 matmul instructions; None for CPUs, where it depends on the
+        """Return True if the target has bfloat16 matmul instructions; None for CPUs, where it depends on the
         processor."""
         if self.platform == "cpu":
             return None

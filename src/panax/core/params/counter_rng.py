@@ -22,15 +22,15 @@ def to_centered_uniform(bits: UInt32[Array, "..."]) -> Float[Array, "..."]:
     return (signed.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23)
 
 
-def element_bits(name: str, count: jax.Array, places: list[jax.Array]) -> UInt32[Array, "..."]:
+def element_bits(name: str, count: jax.Array, indices: list[jax.Array]) -> UInt32[Array, "..."]:
     """Return 32 random bits per array element, from the array's name, a count (such as of updates) and the
     element's index.
 
     Args:
-        places: For each dimension, the index in the global array, in shapes that broadcast to the array's.
+        indices: For each dimension, the index in the global array, in shapes that broadcast to the array's.
     """
     h = mix(jnp.asarray(count).astype(jnp.uint32) ^ jnp.uint32(zlib.crc32(name.encode())))
-    for dim, place in enumerate(places):
+    for dim, place in enumerate(indices):
         # Each round is keyed, so that two counts or dimensions never see shifted copies of the same bits.
         h = mix((h ^ jnp.uint32(0x9E3779B9 * (dim + 1) & 0xFFFFFFFF)) + place.astype(jnp.uint32))
     return h

@@ -130,7 +130,7 @@ def _axes_at(node: Any, path: tuple[Any, ...]) -> Axes:
 
 
 def _part_axes(weight: Any, axes: Axes, path: tuple[Any, ...]) -> Axes:
-    """Return the axes of an array that is a part of a weight, of parts of parts too."""
+    """Return the axes of an array nested in a weight at any depth."""
     if not path:
         return axes
     name = path[0].name
@@ -140,22 +140,22 @@ def _part_axes(weight: Any, axes: Axes, path: tuple[Any, ...]) -> Axes:
 def stack(key: jax.Array, count: int, make: Callable[[jax.Array], Any]) -> Any:
     """Create `count` modules with a key each, and stack their arrays along a new leading axis."""
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count))
-    return jax.lax.map(make, keys) if _in_turn.get() else jax.vmap(make)(keys)
+    return jax.lax.map(make, keys) if _is_sequential.get() else jax.vmap(make)(keys)
 
 
-_in_turn: ContextVar[bool] = ContextVar("panax_draw_in_turn", default=False)
+_is_sequential: ContextVar[bool] = ContextVar("panax_draw_in_turn", default=False)
 
 
 @contextlib.contextmanager
-def init_sequentially(wanted: bool) -> Iterator[None]:
-    """Initialize the modules of a `stack` inside one by one if `wanted`, with the random bits of one of them
-    in memory.
+def init_sequentially(enabled: bool) -> Iterator[None]:
+    """Initialize the modules of a `stack` inside one by one if `enabled`, so that only one module's random bits
+    are in memory.
 
-    The values are the same. It helps if devices hold different layers of a stack, since each would otherwise
-    generate all of them.
+    The values are the same. This helps if devices hold different layers of a stack, since each device would
+    otherwise generate all layers.
     """
-    token = _in_turn.set(wanted)
+    token = _is_sequential.set(enabled)
     try:
         yield
     finally:
-        _in_turn.reset(token)
+        _is_sequential.reset(token)

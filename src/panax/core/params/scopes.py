@@ -49,12 +49,12 @@ def is_debugging() -> bool:
 
 
 def nan_for(broken: Callable[[], jax.Array]) -> float:
-    """Return the NaN that marks elements as broken; 0 where NaNs are looked for (`--debug`) and no element is.
+    """Return NaN, which marks elements as broken; 0 if NaNs raise errors (`--debug`) and no element is broken.
 
-    There any NaN raises an error, and so would a constant that no element takes.
+    With `--debug`, a NaN constant would raise an error even if no element took it.
 
     Args:
-        broken: Returns True for each broken element; called only where NaNs are looked for.
+        broken: Returns True for each broken element; called only with `--debug`.
     """
     if not jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
         return math.nan

@@ -25,7 +25,7 @@ def select_params(pattern: str, names: Iterable[str], layers: LayerParameters, s
         setting: Name of the setting with the pattern, with which errors begin.
 
     Raises:
-        RecipeError: It selects no parameter.
+        RecipeError: The pattern selects no parameter.
 
     >>> select_params("a", ["a.w", "a.b", "ab"], {}, "frozen")
     {'a.w': None, 'a.b': None}
@@ -33,13 +33,13 @@ def select_params(pattern: str, names: Iterable[str], layers: LayerParameters, s
     {'a.b': None}
     """
     names = list(names)
-    whole = [name for name in names if matches_param(name, pattern)]
-    if whole:
-        return dict.fromkeys(whole)
+    matching = [name for name in names if matches_param(name, pattern)]
+    if matching:
+        return dict.fromkeys(matching)
     rows: dict[str, set[int]] = {}
-    for name, row in _of_layers(pattern, layers, names, setting):
+    for name, row in _select_layers(pattern, layers, names, setting):
         rows.setdefault(name, set()).add(row)
-    return {name: frozenset(found) for name, found in rows.items()}
+    return {name: frozenset(layer_indices) for name, layer_indices in rows.items()}
 
 
 def matches_param(name: str, pattern: str) -> bool:
@@ -49,7 +49,7 @@ def matches_param(name: str, pattern: str) -> bool:
     return name == pattern or name.startswith(pattern.rstrip(".") + ".")
 
 
-def _of_layers(pattern: str, layers: LayerParameters, names: list[str], setting: str) -> list[tuple[str, int]]:
+def _select_layers(pattern: str, layers: LayerParameters, names: list[str], setting: str) -> list[tuple[str, int]]:
     """Return the stacked arrays, and the index in each, that a pattern `layers.N` selects."""
     match = _LAYERS.fullmatch(pattern.rstrip("."))
     if match is None or not layers:
@@ -61,12 +61,12 @@ def _of_layers(pattern: str, layers: LayerParameters, names: list[str], setting:
     absent = [layer for layer in range(first, last + 1) if layer not in layers]
     if absent or last < first:
         raise RecipeError(f"{setting}: {pattern!r}: the model has the layers {min(layers)} to {max(layers)}")
-    known = set(names)
+    known_names = set(names)
     chosen = [
-        place
+        location
         for layer in range(first, last + 1)
-        for name, place in layers[layer].items()
-        if (inner is None or matches_param(name, inner)) and place[0] in known
+        for name, location in layers[layer].items()
+        if (inner is None or matches_param(name, inner)) and location[0] in known_names
     ]
     if not chosen:
         raise RecipeError(

@@ -39,7 +39,7 @@ def render_answers(conversation: Conversation, template: ChatTemplate) -> list[R
         text, spans = template.render_marked(
             conversation.messages, tools=conversation.tools, options=conversation.options
         )
-        return [RenderedChat(text, _trained(spans, conversation), exact=True)]
+        return [RenderedChat(text, _select_trained(spans, conversation), exact=True)]
     text = _render(conversation, template, len(conversation.messages))
     answers = list(_prefixes(conversation, template))
     if all(text.startswith(answer) for _, answer in answers):
@@ -82,19 +82,19 @@ def _describe_break(before: str, answer: str, number: int) -> str:
     )
 
 
-def _trained(spans: list[tuple[int, int]], conversation: Conversation) -> list[tuple[int, int]]:
+def _select_trained(spans: list[tuple[int, int]], conversation: Conversation) -> list[tuple[int, int]]:
     """Return the marked answers that carry loss.
 
     Raises:
-        RenderError: Some answers carry none, and the template does not mark each answer once.
+        RenderError: Some answers carry no loss, and the template does not mark each answer once.
     """
     answers = [message["role"] == "assistant" for message in conversation.messages]
-    wanted = [trained for trained, answer in zip(conversation.trained, answers, strict=True) if answer]
-    if all(wanted):
+    carries_loss = [trained for trained, answer in zip(conversation.trained, answers, strict=True) if answer]
+    if all(carries_loss):
         return spans
-    if len(spans) != len(wanted):
+    if len(spans) != len(carries_loss):
         raise RenderError(
-            f"it marks {len(spans)} answers by {{% generation %}} where the conversation has {len(wanted)}, so that "
+            f"it marks {len(spans)} answers by {{% generation %}} where the conversation has {len(carries_loss)}, so that "
             f"answers without loss can't be found"
         )
-    return [span for span, trained in zip(spans, wanted) if trained]
+    return [span for span, trained in zip(spans, carries_loss) if trained]

@@ -1,4 +1,4 @@
-"""`Conversation`: messages and tools in one form, whatever file they come from."""
+"""`Conversation`: messages and tools in one form, independent of the file format."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ class Conversation(Document):
     """One conversation to train on; as a document, its text is that of all messages.
 
     Attributes:
-        messages: Objects with `role`, `content` and anything else that the template reads.
+        messages: Objects with `role`, `content` and other fields that the template reads.
         tools: Tools offered to the model, as JSON schemas.
         options: Further variables of the template, such as `enable_thinking`.
         trained: True for each message that carries loss.
@@ -50,7 +50,7 @@ def make_conversation(
         first_trained: Messages before this one carry no loss.
 
     Raises:
-        BadRecordError: They are not a conversation.
+        BadRecordError: The messages are not a conversation.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise BadRecordError(

@@ -26,8 +26,8 @@ class ChatEncoder:
     """Encoder of conversations, a `DocumentEncoder`.
 
     The token that ends an answer always carries loss: the special token after the text that the template marks, or the last one
-    before the next message. If a template ends answers without one, the tokenizer's end of a document follows the last
-    answer.
+    before the next message. If a template ends answers without a special token, the tokenizer's end of a document follows the
+    last answer.
 
     Attributes:
         answer_ends: Ids of special tokens that end answers; a model's generation stops at them.
@@ -39,7 +39,7 @@ class ChatEncoder:
         """Prepare to encode.
 
         Args:
-            tool_template: Template of conversations with tools, if it is another one.
+            tool_template: Template of conversations with tools, if it differs.
         """
         self._template, self._tool_template = template, tool_template or template
         self._special_ids = tokenizer.all_special_ids
@@ -65,16 +65,16 @@ class ChatEncoder:
             if isinstance(chats, BadRecord):
                 yield chats
                 continue
-            made = [self._with_loss(chat, next(encoded), document.where) for chat in chats]
-            if not any(each.loss is not None and each.loss[1:].any() for each in made):
+            documents_of_chat = [self._with_loss(chat, next(encoded), document.where) for chat in chats]
+            if not any(each.loss is not None and each.loss[1:].any() for each in documents_of_chat):
                 self._empty.append(document.where)
-            yield made
+            yield documents_of_chat
 
     def finish(self, num_documents: int) -> None:
         """Check that few conversations lack an answer.
 
         Raises:
-            DataError: More than 1 % do.
+            DataError: More than 1 % lack one.
         """
         if len(self._empty) > MAX_EMPTY_SHARE * num_documents:
             raise DataError(
@@ -125,7 +125,7 @@ class ChatEncoder:
         first: int,
         last: int,
     ) -> int:
-        """Return the place of the last token of an answer that carries loss."""
+        """Return the index of the last token of an answer that carries loss."""
         if chat.exact:
             following = last + 1
             ended = last >= first and ids[last] in self._special_ids
@@ -139,7 +139,7 @@ class ChatEncoder:
         return place if ids[place] in self._special_ids else last
 
     def _find_answer_ends(self) -> tuple[int, ...]:
-        """Return the ids that end the answer of a short conversation; none if the template rejects it, or ends it without."""
+        """Return the ids that end the answer of a short conversation; empty if the template rejects it, or uses no such ids."""
         try:
             (chat,) = render_answers(make_conversation(_PROBE, where=""), self._template)
             (encoded,) = self._encode([chat.text])

@@ -61,7 +61,7 @@ def read_conversation(record: Mapping[str, Any], where: str, field: str = "") ->
         field: The field with the messages; empty to recognize the layout by the record's fields.
 
     Raises:
-        BadRecordError: It holds no conversation.
+        BadRecordError: The record holds no conversation.
     """
     twice = getattr(record, "twice", ())
     if twice:

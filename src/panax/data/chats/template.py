@@ -143,7 +143,7 @@ class ChatTemplate:
 
 
 def _is_own(error: Exception) -> bool:
-    """Return True for an error that a template raised by itself."""
+    """Return True for an error that a template raised with `raise_exception`."""
     return type(error) is jinja2.TemplateError
 
 
@@ -218,7 +218,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return made
 
     def begin(self, marking: bool) -> None:
-        """Start the bounds of a rendering."""
+        """Reset the bounds for a rendering."""
         self.marking = marking
         self._iterations, self._deadline = 0, time.monotonic() + MAX_SECONDS
 
@@ -249,7 +249,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def _bounded(self, values: Any) -> Any:
-        """Count the turns of a loop before it begins."""
+        """Count the iterations of a loop before it begins."""
         try:
             count = len(values)
         except TypeError:

@@ -10,18 +10,18 @@ MAX_RECORD_BYTES = 2**26
 
 
 def describe_oversize(
-    size: int, most: int, setting: str = "max_record_bytes", *, least: bool = False, unit: str = "bytes"
+    size: int, limit: int, setting: str = "max_record_bytes", *, at_least: bool = False, unit: str = "bytes"
 ) -> str:
     """Return the error message for a size that exceeds its limit.
 
     Args:
-        least: True if the real size may be larger than `size`, because reading stopped there.
+        at_least: True if the real size may be larger than `size`, because reading stopped there.
 
     >>> describe_oversize(20, 10)
     '20 bytes; expected at most max_record_bytes=10: raise that setting if this size is right'
     """
-    found = f"{size:,} {unit} or more" if least else f"{size:,} {unit}"
-    return f"{found}; expected at most {setting}={most}: raise that setting if this size is right"
+    found = f"{size:,} {unit} or more" if at_least else f"{size:,} {unit}"
+    return f"{found}; expected at most {setting}={limit}: raise that setting if this size is right"
 
 
 def check_positive(corpus: Any, *settings: str) -> None:

@@ -2,7 +2,7 @@
 
 An entry is built under a temporary name and renamed. If the file system supports locks, one process builds
 while the others wait; otherwise several may build the same entry, and the first to finish wins. An entry that
-its reader refuses (truncated by a full disk, for example) is built again.
+its reader rejects (truncated by a full disk, for example) is built again.
 """
 
 import contextlib

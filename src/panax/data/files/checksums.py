@@ -59,12 +59,12 @@ def compute_seal(header: Mapping[str, Any]) -> str:
 
 
 def write_sealed(path: Path, header: Mapping[str, Any], files: Sequence[str]) -> None:
-    """Write a header as JSON, with the checksums of files in the same directory, and a seal of all of it."""
+    """Write a header as JSON, with the checksums of files in the same directory, and a seal of the header."""
     sealed = {**header, "checksums": {name: compute_checksum(path.with_name(name)) for name in files}}
     path.write_text(json.dumps({**sealed, "seal": compute_seal(sealed)}), encoding="utf-8")
 
 
-def read_sealed(path: Path, seen: Path | None) -> dict[str, Any]:
+def read_sealed(path: Path, verified_dir: Path | None) -> dict[str, Any]:
     """Read a header that `write_sealed` wrote, and verify the checksums of the files in its directory.
 
     Raises:
@@ -86,12 +86,12 @@ def read_sealed(path: Path, seen: Path | None) -> dict[str, Any]:
             if compute_checksum(file) != checksum:
                 raise checksum_error(file, _REMOVE)
 
-    verify_once(list(files), checksums, check, seen)
+    verify_once(list(files), checksums, check, verified_dir)
     return header
 
 
 def verify_once(
-    files: Sequence[Path], expected: Mapping[str, object], check: Callable[[], None], seen: Path | None
+    files: Sequence[Path], expected: Mapping[str, object], check: Callable[[], None], verified_dir: Path | None
 ) -> None:
     """Call `check`, unless the files are unchanged since it last passed.
 
@@ -100,14 +100,15 @@ def verify_once(
 
     Args:
         expected: Expected values; other values are checked again.
-        seen: The directory for the record of passed checks; None: no record, so files are checked each time.
+        verified_dir: The directory for the record of passed checks; None: no record, so files are checked each
+            time.
 
     Raises:
         DataError: `check` raised it, or a file can't be read.
     """
     began = time.time()
     before = _states(files)
-    record = None if seen is None else seen / fingerprint(before, dict(expected))
+    record = None if verified_dir is None else verified_dir / fingerprint(before, dict(expected))
     if record is not None and record.exists():
         return
     check()

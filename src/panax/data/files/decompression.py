@@ -2,7 +2,7 @@
 memory.
 
 A few bytes can expand to terabytes. A file that grows beyond `MAX_RATIO` times its size is therefore
-refused, and no decompressor may use a window of more than `_MOST_WINDOW_BYTES`.
+rejected, and no decompressor may use a window of more than `_MOST_WINDOW_BYTES`.
 """
 
 import bz2
@@ -43,8 +43,8 @@ def open_file(path: Path, name: str) -> Iterator[Any]:
         name: The file's name for error messages.
 
     Raises:
-        DataError: The file can't be read, is damaged, or expands far beyond its size. Also raised while it is
-            read.
+        DataError: The file can't be read, is damaged, or expands far beyond its size. Also raised while the
+            file is read.
     """
     try:
         with path.open("rb") as raw:
@@ -89,7 +89,7 @@ def _decompressing(raw: Any, kind: str, name: str) -> Any:
         zstd = _zstd(name)
         log = _MOST_WINDOW_BYTES.bit_length() - 1
         options = {zstd.DecompressionParameter.window_log_max: log}
-        return _Translated(_Stream(raw, lambda: zstd.ZstdDecompressor(options=options)), zstd.ZstdError)
+        return _ErrorTranslatingStream(_Stream(raw, lambda: zstd.ZstdDecompressor(options=options)), zstd.ZstdError)
     raise DataError(
         f"{name} is compressed with {kind}, which is not supported; compress it with zstd or gzip, or not at all"
     )
@@ -116,7 +116,7 @@ class _Stream(io.RawIOBase):
         """Decompress `raw`.
 
         Args:
-            make: Makes a decompressor, like those of bz2, lzma and zstd.
+            make: Returns a new decompressor, like those of bz2, lzma and zstd.
             padding: Bytes allowed between two streams.
         """
         self._raw, self._make, self._padding = raw, make, padding
@@ -139,14 +139,14 @@ class _Stream(io.RawIOBase):
                 self._decompressor = self._make()
             elif self._decompressor.needs_input and not (data := self._raw.read(_READ_BYTES)):
                 raise EOFError("the file ends before its end-of-stream marker: it is cut short")
-            made = self._decompressor.decompress(data, len(view))
-            if made:
-                view[: len(made)] = made
-                return len(made)
+            decompressed = self._decompressor.decompress(data, len(view))
+            if decompressed:
+                view[: len(decompressed)] = decompressed
+                return len(decompressed)
         return 0
 
 
-class _Translated(io.RawIOBase):
+class _ErrorTranslatingStream(io.RawIOBase):
     """A stream that raises a library's errors as read errors."""
 
     def __init__(self, inner: Any, error: type[Exception]) -> None:
@@ -172,18 +172,18 @@ class BoundedStream(io.RawIOBase):
             consumed: Returns the number of compressed bytes read so far.
         """
         self._inner, self._consumed, self._name, self._kind = inner, consumed, name, kind
-        self._made = 0
+        self._num_decompressed = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         count = self._inner.readinto(buffer)
-        self._made += count
-        if self._made > UNCHECKED_BYTES and self._made > MAX_RATIO * self._consumed():
+        self._num_decompressed += count
+        if self._num_decompressed > UNCHECKED_BYTES and self._num_decompressed > MAX_RATIO * self._consumed():
             raise DataError(
                 f"{self._name}: its first {self._consumed():,} bytes, compressed with {self._kind}, become "
-                f"{self._made:,} bytes or more; expected at most {MAX_RATIO} times as many: decompress the file "
+                f"{self._num_decompressed:,} bytes or more; expected at most {MAX_RATIO} times as many: decompress the file "
                 f"first if that is right"
             )
         return count

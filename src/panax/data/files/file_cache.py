@@ -1,7 +1,7 @@
 """Size-bounded cache of object-store files, shared by processes; the least recently used copy is removed
 first.
 
-A copy appears whole or not at all: it is written under a hidden name, flushed and renamed. A reader holds a
+A copy appears complete or not at all: it is written under a hidden name, flushed and renamed. A reader holds a
 shared lock on its copy and a remover an exclusive lock, so no copy in use is removed. A copy being written is
 locked too, and counts with its full size from the start. Locks end with their process, so a killed process
 leaves none behind.
@@ -38,7 +38,7 @@ class FileCache:
     """Directory of copies.
 
     Attributes:
-        root: The directory, made when it is missing.
+        root: The directory, created if missing.
         limit_bytes: Maximum size of all copies together.
     """
 
@@ -77,17 +77,17 @@ class FileCache:
         """Yield the path of a copy, which exists as long as the block lasts.
 
         Args:
-            key: The copy's file name; it must name everything that decides its content.
+            key: The copy's file name; it must identify everything that determines the content.
             size: Size of the copy in bytes.
             fill: Writes the copy into an open file descriptor, if it does not exist yet.
             name: The file's name for error messages.
 
         Raises:
-            CacheFullError: It does not fit in the cache with the files in use.
-            DataError: It is larger than the cache, or the directory can't be written or locked. `fill` may
-                raise others.
+            CacheFullError: The copy does not fit in the cache with the files in use.
+            DataError: The copy is larger than the cache, or the directory can't be written or locked. `fill` may
+                raise other errors.
         """
-        descriptor = self._pinned(key, size, fill, name)
+        descriptor = self._pin(key, size, fill, name)
         try:
             yield self.root / key
         finally:
@@ -95,7 +95,7 @@ class FileCache:
                 os.utime(descriptor)  # time of last use
             os.close(descriptor)
 
-    def _pinned(self, key: str, size: int, fill: Callable[[int], None], name: str) -> int:
+    def _pin(self, key: str, size: int, fill: Callable[[int], None], name: str) -> int:
         """Return a descriptor of the copy with a shared lock on it."""
         if size > self.limit_bytes:
             raise DataError(
@@ -104,9 +104,9 @@ class FileCache:
         try:
             make_owned_dir(self.root)
             while True:
-                if (held := _lock_existing(self.root / key, shared=True)) is not None:
-                    os.utime(held)
-                    return held
+                if (descriptor := _lock_existing(self.root / key, shared=True)) is not None:
+                    os.utime(descriptor)
+                    return descriptor
                 if not (self.root / key).exists():
                     self._try_to_make(key, size, fill, name)
                 time.sleep(0 if (self.root / key).exists() else _POLL_SECONDS)
@@ -119,7 +119,7 @@ class FileCache:
             ) from error
 
     def _try_to_make(self, key: str, size: int, fill: Callable[[int], None], name: str) -> None:
-        """Make the copy, unless another process is making it."""
+        """Write the copy, unless another process is writing it."""
         partial = self.root / f".{key}{_PARTIAL}"
         with contextlib.suppress(FileExistsError):
             os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
@@ -131,7 +131,7 @@ class FileCache:
                 self._reserve(descriptor, size, name)
                 fill(descriptor)
                 os.fsync(descriptor)
-                with self._alone():  # a directory listed meanwhile may show neither name
+                with self._lock_directory():  # a directory listed meanwhile may show neither name
                     partial.rename(self.root / key)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -139,7 +139,7 @@ class FileCache:
             os.close(descriptor)
 
     def _reserve(self, descriptor: int, size: int, name: str) -> None:
-        """Make room, and set the file's size, so that it counts."""
+        """Make room, and set the file's size, so that it counts toward the limit."""
         end = time.monotonic() + self._wait_seconds
         while not self._make_room(descriptor, size):
             if time.monotonic() >= end:
@@ -150,7 +150,7 @@ class FileCache:
             time.sleep(_POLL_SECONDS)
 
     def _make_room(self, descriptor: int, size: int) -> bool:
-        with self._alone() as lock:
+        with self._lock_directory() as lock:
             # Upper bound on the size of all copies. It can be too high if some were removed by hand; then
             # they are counted again.
             known = os.pread(lock, 32, 0)
@@ -180,16 +180,16 @@ class FileCache:
         for _, path, each in sorted(copies):
             if used_bytes <= goal:
                 break
-            held = _lock_existing(Path(path), shared=False)
-            if held is not None:
+            descriptor = _lock_existing(Path(path), shared=False)
+            if descriptor is not None:
                 os.unlink(path)
-                os.close(held)
+                os.close(descriptor)
                 used_bytes -= each
         return used_bytes
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[int]:
-        """Hold the lock of the whole directory, under which files get their sizes and names."""
+    def _lock_directory(self) -> Iterator[int]:
+        """Hold the lock of the directory, under which files get their sizes and names."""
         lock = os.open(self.root / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         try:
             acquire(lock, wait=True)

@@ -28,7 +28,7 @@ _BYTES_AHEAD = 2**28
 
 
 class BadRecordError(DataError):
-    """A record can't be used; later ones can.
+    """A record can't be used, but later records can.
 
     Attributes:
         where: The file, and the line or row in it.
@@ -115,9 +115,9 @@ def open_each_local(files: Sequence[DataFile]) -> Iterator[tuple[str, Path]]:
             while started < len(files) and _may_start(files[number + 1 : started + 1], len(ahead)):
                 ahead.append(pool.submit(_copy, files[started], wait=False))
                 started += 1
-            held, path = _copied(ahead, file)
+            lease, path = _copied(ahead, file)
             started = number + 1 + len(ahead)
-            with held:
+            with lease:
                 yield file.name, path
     finally:
         _release(ahead)
@@ -144,7 +144,7 @@ def _copy(file: DataFile, *, wait: bool) -> _Copy:
 
 
 def _release(ahead: "deque[Future[_Copy]]") -> None:
-    """Release copies, now or as soon as they are made."""
+    """Release copies, now or as soon as they are complete."""
     while ahead:
         future = ahead.popleft()
         if not future.cancel():
@@ -166,7 +166,7 @@ def find_files(paths: Sequence[str], patterns: Sequence[str]) -> list[DataFile]:
         patterns: Globs to match inside a directory, as in `Path.glob`.
 
     Raises:
-        DataError: `paths` is empty, one does not exist, or a directory or glob holds no match.
+        DataError: `paths` is empty, a path does not exist, or a directory or glob holds no match.
         StoreError: An object store can't be listed.
     """
     if not paths:
@@ -233,7 +233,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_error(path: Path | str, error: Exception) -> DataError:
-    """Return the error for a file that the system, or a format's reader, refuses."""
+    """Return the error for a file that the system can't read, or a format's reader rejects."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return DataError(f"{path} can't be read: {reason}; check that it exists, is complete, and that you may read it")
 
@@ -243,11 +243,11 @@ def decode_utf8(data: bytes, where: str, *, start: int = 0) -> str:
 
     Args:
         data: The bytes.
-        where: Their location for error messages: the file, and the line if there is one.
-        start: Their offset in the file, in bytes.
+        where: Location of the bytes for error messages: the file, and the line if there is one.
+        start: Offset of the bytes in the file.
 
     Raises:
-        BadRecordError: They are not UTF-8; the message gives the first wrong byte's offset in the file.
+        BadRecordError: The bytes are not UTF-8; the message gives the first wrong byte's offset in the file.
 
     >>> decode_utf8(b"caf\\xe9", "menu.txt")
     Traceback (most recent call last):
@@ -286,10 +286,10 @@ def fingerprint(*parts: object) -> str:
 
 
 def cache_identity(files: Sequence[DataFile | Path]) -> Iterator[tuple[Any, ...]]:
-    """Yield the cache key of each file's content: its mark, and the time of the last change of its inode.
+    """Yield the cache key of each file's content: its identity, and the time of the last change of its inode.
 
     A file that is replaced by one of the same size with its time of change preserved (`cp -p`, `rsync -t`)
-    has another key.
+    gets a different key.
     """
     for file in files:
         found = file if isinstance(file, DataFile) else DataFile(str(file))

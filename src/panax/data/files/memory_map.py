@@ -40,8 +40,8 @@ def check_mapped(*arrays: np.ndarray | None) -> None:
     """Check that the files of mapped arrays are still as long as when they were mapped: reading beyond a
     file's end kills the process.
 
-    Any array may be passed; only those that are, or are views of, `numpy.memmap` have a file. It takes about
-    a microsecond.
+    Any array may be passed; only a `numpy.memmap`, or a view of one, has a file. The check takes about a
+    microsecond.
 
     Raises:
         DataError: A file was truncated.

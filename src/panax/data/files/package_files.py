@@ -1,5 +1,4 @@
-"""Data that ships inside Python packages: the files are read in place, and nothing of the package is
-imported."""
+"""Data that ships inside Python packages: the files are read in place, without importing the package."""
 
 import importlib.util
 from pathlib import Path

@@ -40,7 +40,7 @@ class PackedRecord(NamedTuple):
     Attributes:
         name: Its name in messages; independent of records added later.
         data: Its bytes.
-        label: Its class; None if it has none.
+        label: Its class; None without classes.
     """
 
     name: str
@@ -58,18 +58,18 @@ class PackedFiles:
         bad: The records that were skipped when the directory was written.
     """
 
-    def __init__(self, directory: Path, seen: Path | None = None) -> None:
+    def __init__(self, directory: Path, verified_dir: Path | None = None) -> None:
         """Open a directory.
 
         Args:
-            seen: As for `open_tokens`.
+            verified_dir: As for `open_tokens`.
 
         Raises:
-            DataError: It is not a directory of records, or is damaged.
+            DataError: The directory is not one of records, or is damaged.
         """
         path = directory / "header.json"
         try:
-            header = read_sealed(path, seen)
+            header = read_sealed(path, verified_dir)
             if (header["format"], header["version"]) != (_FORMAT, FORMAT_VERSION):
                 raise DataError(
                     f"{path} has format {header['format']!r} {header['version']}; remove it to have it rebuilt"

@@ -51,8 +51,8 @@ class RemoteObject(NamedTuple):
             wait: True to wait for room in the cache.
 
         Raises:
-            StoreError: It can't be read, after all of the store's retries.
-            DataError: It has changed since it was listed, or there is no room for it.
+            StoreError: The object can't be read, after all of the store's retries.
+            DataError: The object has changed since it was listed, or there is no room for the copy.
         """
         # The suffix is preserved: readers detect the compression from it.
         key = hashlib.sha256(repr((self.url, self.size, self.tag)).encode()).hexdigest()[:32]
@@ -93,7 +93,7 @@ def find_objects(url: str, patterns: Sequence[str]) -> list[RemoteObject]:
     """Find the objects of an address: one object, those of a folder that match a pattern, or those that match
     a glob.
 
-    Hidden ones, and those in hidden folders, are skipped.
+    Hidden objects, and objects in hidden folders, are skipped.
 
     Raises:
         DataError: No object was found.
@@ -108,8 +108,8 @@ def find_objects(url: str, patterns: Sequence[str]) -> list[RemoteObject]:
         )
     root = f"{scheme}://{'/'.join(parts[:fixed])}"
     if fixed < len(parts):
-        wanted = [_regex("/".join(parts[fixed:]))]
-        matches = _matching(list_objects(root), wanted)
+        patterns_of_glob = [_regex("/".join(parts[fixed:]))]
+        matches = _matching(list_objects(root), patterns_of_glob)
         if not matches:
             raise DataError(f"{url} matches nothing; expected a glob that matches objects under {root}")
         return matches
@@ -148,18 +148,18 @@ def list_objects(root: str) -> list[RemoteObject]:
     return sorted(objects, key=lambda each: each.path.split("/"))
 
 
-def stat_object(known: RemoteObject) -> RemoteObject:
+def stat_object(listed: RemoteObject) -> RemoteObject:
     """Return the object's current description.
 
     Raises:
-        ObjectNotFoundError: It does not exist.
+        ObjectNotFoundError: The object does not exist.
         StoreError: The store can't be reached.
     """
     import obstore
 
-    key = _prefix(known.url)
-    meta: Any = _requested(known.url, "read", known.clients, lambda client: obstore.head(client, key))
-    return known._replace(size=meta["size"], tag=_tag(meta))
+    key = _prefix(listed.url)
+    meta: Any = _requested(listed.url, "read", listed.clients, lambda client: obstore.head(client, key))
+    return listed._replace(size=meta["size"], tag=_tag(meta))
 
 
 def _clients(url: str) -> Any:
@@ -187,11 +187,11 @@ def _tag(meta: Any) -> str:
     return (meta["e_tag"] or "").strip('"') or meta["last_modified"].isoformat()
 
 
-def _matching(objects: list[RemoteObject], wanted: list[re.Pattern[str]]) -> list[RemoteObject]:
+def _matching(objects: list[RemoteObject], patterns: list[re.Pattern[str]]) -> list[RemoteObject]:
     return [
         each
         for each in objects
-        if any(pattern.fullmatch(each.path) for pattern in wanted)
+        if any(pattern.fullmatch(each.path) for pattern in patterns)
         and not any(part.startswith(".") for part in each.path.split("/"))
     ]
 
@@ -203,31 +203,31 @@ def _regex(pattern: str) -> re.Pattern[str]:
     (True, False)
     """
     parts = pattern.split("/")
-    made = []
+    regexes = []
     for i, part in enumerate(parts):
         last = i == len(parts) - 1
         if part == "**":
-            made.append(".*" if last else "(?:[^/]+/)*")
+            regexes.append(".*" if last else "(?:[^/]+/)*")
         else:
-            made.append(_regex_of_part(part) + ("" if last else "/"))
-    return re.compile("".join(made))
+            regexes.append(_regex_of_part(part) + ("" if last else "/"))
+    return re.compile("".join(regexes))
 
 
 def _regex_of_part(part: str) -> str:
-    made, rest = "", part
+    regex, rest = "", part
     while rest:
         if choice := re.match(r"\[(!?)([^]]+)\]", rest):
             inside = choice[2].replace("\\", r"\\").replace("^", r"\^")
-            made, rest = f"{made}[{'^' if choice[1] else ''}{inside}]", rest[choice.end() :]
+            regex, rest = f"{regex}[{'^' if choice[1] else ''}{inside}]", rest[choice.end() :]
             continue
-        made += {"*": "[^/]*", "?": "[^/]"}.get(rest[0], re.escape(rest[0]))
+        regex += {"*": "[^/]*", "?": "[^/]"}.get(rest[0], re.escape(rest[0]))
         rest = rest[1:]
-    return made
+    return regex
 
 
 def _md5(descriptor: int) -> str:
-    found, start = hashlib.md5(usedforsecurity=False), 0
+    digest, start = hashlib.md5(usedforsecurity=False), 0
     while block := os.pread(descriptor, PART_BYTES, start):
-        found.update(block)
+        digest.update(block)
         start += len(block)
-    return found.hexdigest()
+    return digest.hexdigest()

@@ -32,8 +32,8 @@ def describe_skipped_files(paths: Sequence[str], files: Iterable[DataFile]) -> t
 
 
 def describe_skipped_corpus_files(corpus: Any) -> tuple[str, ...]:
-    """Describe the same for a text corpus with paths; for a corpus made of others, for all of these
-    together."""
+    """Describe the skipped files of a text corpus with paths; of a corpus of several corpora, those of all
+    corpora together."""
     paths: list[str] = []
     files: list[DataFile] = []
     for each in _parts(corpus):

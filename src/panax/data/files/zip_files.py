@@ -9,7 +9,7 @@ def open_zip(path: Path) -> zipfile.ZipFile:
     """Open an archive and read its list of members.
 
     Raises:
-        zipfile.BadZipFile: It is not a zip archive, or has an unsupported version.
+        zipfile.BadZipFile: The file is not a zip archive, or has an unsupported version.
         OSError: The file can't be read.
     """
     try:

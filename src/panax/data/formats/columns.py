@@ -27,7 +27,7 @@ def check_buffers(array: Any) -> None:
     Text that is not UTF-8 passes, since only its own row is unusable.
 
     Raises:
-        pyarrow.ArrowInvalid: They exceed the buffers.
+        pyarrow.ArrowInvalid: An offset, index or length exceeds the buffers.
     """
     import pyarrow as arrow
     from pyarrow import compute

@@ -18,10 +18,10 @@ class Fields(NamedTuple):
     answer: str | None = None
 
     def check(self, default: str = "text") -> None:
-        """Refuse one of `prompt` and `answer` without the other, and a `text` that would then have no effect.
+        """Check that `prompt` and `answer` are set together, and without a `text`, which would have no effect.
 
         Raises:
-            RecipeError: The choice is not clear.
+            RecipeError: The fields contradict each other.
         """
         if (self.prompt is None) != (self.answer is None):
             given, other = ("prompt", "answer") if self.answer is None else ("answer", "prompt")
@@ -40,7 +40,7 @@ class Fields(NamedTuple):
         return [self.text] if self.prompt is None or self.answer is None else [self.prompt, self.answer]
 
     def check_present(self, present: Sequence[str], where: str) -> None:
-        """Raise a DataError if a table lacks one of them."""
+        """Raise a DataError if a table lacks a field."""
         for name in self.names:
             if name not in present and name.partition(".")[0] not in present:
                 error = describe_missing_field(name, present, where)
@@ -106,6 +106,6 @@ def describe_missing_field(name: str, present: Sequence[str], where: str) -> Bad
     )
 
 
-def missing_library_error(package: str, what: str, extra: str) -> DataError:
-    """Return the error for a format with a missing library."""
-    return DataError(f"{what} needs {package}, which can't be imported; run: {install_command(extra)}")
+def missing_library_error(package: str, feature: str, extra: str) -> DataError:
+    """Return the error for a missing library of an optional feature."""
+    return DataError(f"{feature} needs {package}, which can't be imported; run: {install_command(extra)}")

@@ -1,7 +1,7 @@
 """Decompressed sizes of the compressed buffers of an Arrow IPC file or stream, read from its metadata alone.
 
-Arrow allocates the size stored in the eight bytes before a compressed buffer, before it decompresses. Only
-the fields on the way there are read here: messages, their record batches, and the locations of their buffers.
+Arrow allocates the size stored in the eight bytes before a compressed buffer, before it decompresses. Only the
+fields that lead to these bytes are read here: messages, their record batches, and the locations of their buffers.
 
 Source: Arrow's columnar format (Message.fbs, File.fbs) and FlatBuffers' layout of tables and vectors.
 """
@@ -28,7 +28,7 @@ def check_ipc_sizes(path: Path, name: str, max_bytes: int, setting: str) -> None
     """Raise an error if a record batch or a dictionary of a file decompresses to more than `max_bytes` bytes.
 
     Raises:
-        DataError: One is too large, or the file's metadata is damaged.
+        DataError: A batch or dictionary is too large, or the file's metadata is damaged.
     """
     try:
         with path.open("rb") as file:

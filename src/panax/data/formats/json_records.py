@@ -100,7 +100,7 @@ def read_records(
     Args:
         max_record_bytes: Maximum size of a record, in bytes.
         check: Called with the names in the first object of an array, as an example for all, and its location;
-            raises if one is missing.
+            raises if a required name is missing.
 
     Raises:
         DataError: The file can't be read; or an array is broken, so no later record can be found.
@@ -110,7 +110,7 @@ def read_records(
         if name.endswith(SUFFIXES) and not is_json_records(begin) and not is_compressed(path):
             raise read_error(name, OSError("its name ends like that of a compressed file, but it is not compressed"))
         if first_character(begin) == b"[":
-            yield from _of_array(file, name, max_record_bytes, check)
+            yield from _read_array(file, name, max_record_bytes, check)
             return
         for where, line in read_lines(file, name, max_record_bytes):
             if isinstance(line, BadRecord):
@@ -208,7 +208,7 @@ class _Text:
                 return self.text[self.at : self.at + 1]
 
 
-def _of_array(
+def _read_array(
     file: Any, name: str, max_record_bytes: int, check: Callable[[Sequence[str], str], None]
 ) -> Iterator[tuple[str, Any]]:
     """Yield the elements of the single array in a file, holding at most `max_record_bytes` characters of one."""
@@ -263,7 +263,9 @@ def _element(text: _Text, where: str, max_record_bytes: int) -> Any:
                 raise DataError(
                     f"{where}: broken JSON ({what}); expected an array of complete objects: repair it"
                 ) from None
-        held = len(text.text) - text.at
-        if held > max_record_bytes:
-            raise DataError(f"{where}: {describe_oversize(held, max_record_bytes, least=True, unit='characters')}")
-        text.read(max(_CHUNK, held))
+        num_characters = len(text.text) - text.at
+        if num_characters > max_record_bytes:
+            raise DataError(
+                f"{where}: {describe_oversize(num_characters, max_record_bytes, at_least=True, unit='characters')}"
+            )
+        text.read(max(_CHUNK, num_characters))

@@ -60,7 +60,7 @@ class Mds(Validated):
     """A folder of MDS shards, with its `index.json`, plain or compressed, read one shard at a time.
 
     Shards compressed with zstd, brotli or snappy need pyarrow (`pip install 'panax-jax[parquet]'`). A shard's
-    hash is verified if the index has one. Columns of pickled values are refused: nothing from a file is ever
+    hash is verified if the index has one. Columns of pickled values are rejected: nothing from a file is ever
     unpickled.
 
     Attributes:
@@ -161,7 +161,7 @@ class MdsShard(NamedTuple):
     columns: dict[str, tuple[str, int | None]]
 
     def samples(
-        self, data: bytes, wanted: list[str], max_record_bytes: int = MAX_RECORD_BYTES
+        self, data: bytes, columns: list[str], max_record_bytes: int = MAX_RECORD_BYTES
     ) -> Iterator[dict[str, Any] | str]:
         """Yield the values of some columns, sample by sample; an error message in place of an unusable
         sample.
@@ -191,7 +191,7 @@ class MdsShard(NamedTuple):
                 yield describe_oversize(end - begin, max_record_bytes)
                 continue
             try:
-                yield self._decode(memoryview(data)[begin:end], wanted)
+                yield self._decode(memoryview(data)[begin:end], columns)
             except (ValueError, TypeError, OverflowError, IndexError, KeyError) as error:
                 yield f"a value can't be decoded ({error}); expected its column's encoding"
 
@@ -356,7 +356,7 @@ def _snappy_size(data: bytes) -> int:
 
 
 def _inflate(file: gzip.GzipFile | bz2.BZ2File, num_bytes: int, name: str) -> bytes:
-    """Decompress a file of `num_bytes` decompressed bytes: no more is decompressed."""
+    """Decompress at most `num_bytes` bytes, the expected size of a file's content."""
     return _of_size(file.read(num_bytes + 1), num_bytes, name)
 
 

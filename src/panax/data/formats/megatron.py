@@ -12,7 +12,7 @@ The index is little-endian:
     int64[indices]      the number of sequences before each document, and before the end
     int8[sequences]     only in multi-modal files: the mode of each sequence
 
-The index of fairseq that Megatron-LM also knew (b"TNTIDX") is refused.
+The fairseq index that Megatron-LM also supported (b"TNTIDX") is rejected.
 
 Source: the format that Megatron-Core's `IndexedDataset` writes.
 """
@@ -53,9 +53,9 @@ class MegatronTokens(TokenFile):
 
     Attributes:
         path: The common prefix of both files' names, local or in an object store; or one of the names.
-        dtype: Has no effect here: the index stores it.
+        dtype: Not used, since the index stores the dtype.
         end_of_document: The id that ends each document, if `--append-eod` was given; None: no such id.
-        vocab_size: None: one more than the largest id in it.
+        vocab_size: None: one more than the largest id in the file.
     """
 
     def __post_init__(self) -> None:
@@ -72,8 +72,8 @@ class MegatronTokens(TokenFile):
         Raises:
             DataError: The files can't be read, are damaged, or do not match the settings.
         """
-        with contextlib.ExitStack() as held:
-            tokens_path, index_path = (held.enter_context(file.open_local()) for file in self._files())
+        with contextlib.ExitStack() as leases:
+            tokens_path, index_path = (leases.enter_context(file.open_local()) for file in self._files())
             names = [file.name for file in self._files()]
             index = read_index(index_path, names[1])
             tokens = _map_tokens(tokens_path, index, names[0])
@@ -81,10 +81,10 @@ class MegatronTokens(TokenFile):
                 cache,
                 f"index-v{FORMAT_VERSION}-{self.fingerprint()}",
                 build=lambda target: self._build(tokens, index, target, names[0]),
-                read=lambda entry: open_tokens(entry, tokens=tokens_path, seen=cache / VERIFIED_FOLDER),
+                read=lambda entry: open_tokens(entry, tokens=tokens_path, verified_dir=cache / VERIFIED_FOLDER),
             )
             # Cached copies of remote files stay as long as the tokens are in use.
-            weakref.finalize(store.tokens, held.pop_all().close)
+            weakref.finalize(store.tokens, leases.pop_all().close)
             return store
 
     def _files(self) -> list[DataFile]:
@@ -152,7 +152,7 @@ def read_index(path: Path, name: str) -> Index:
     """Read an `.idx` file; every size in it is checked before use.
 
     Raises:
-        DataError: It is not an index, or is of another version, multi-modal, damaged or truncated.
+        DataError: The file is not an index, or is of another version, multi-modal, damaged or truncated.
     """
     try:
         data = np.fromfile(path, np.uint8)

@@ -35,7 +35,7 @@ def read_npy_header(file: Any, name: str) -> NpyHeader:
         name: The array's name, for messages.
 
     Raises:
-        ValueError: It is not such a header, or has values that no array has.
+        ValueError: The data is not such a header, or has values that no array has.
         OSError: The file can't be read.
     """
     try:
@@ -58,7 +58,7 @@ def map_npy(path: Path, name: str, begin: int = 0) -> np.ndarray:
     """Memory-map the array that begins at a byte of a file, without reading it.
 
     Raises:
-        ValueError: It is not an array, or reaches beyond the file's end.
+        ValueError: There is no array at this byte, or it reaches beyond the file's end.
         OSError: The file can't be read.
     """
     with path.open("rb") as file:
@@ -80,7 +80,7 @@ def find_member_offset(path: Path, member: str) -> int:
     """Return the offset of the bytes of an uncompressed member of an archive.
 
     Raises:
-        ValueError: It is compressed or encrypted, or is beyond the archive's end.
+        ValueError: The member is compressed or encrypted, or is beyond the archive's end.
         KeyError: The member does not exist.
         OSError: The archive can't be read.
         zipfile.BadZipFile: The file is not a zip archive.

@@ -80,9 +80,9 @@ def safe_row_count(
     group: int,
     columns: Sequence[str],
     max_record_bytes: int,
-    wanted: int,
+    max_rows: int,
 ) -> int:
-    """Return how many rows of a row group can be read together in little memory, at most `wanted`.
+    """Return how many rows of a row group can be read together in little memory, at most `max_rows`.
 
     Args:
         footer: Result of `read_footer`.
@@ -93,7 +93,7 @@ def safe_row_count(
         DataError: A page decompresses to more than four times the limit of a record, or a page's header is
             damaged.
     """
-    rows, limit = wanted, PAGES_PER_RECORD * max_record_bytes
+    rows, limit = max_rows, PAGES_PER_RECORD * max_record_bytes
     with path.open("rb") as file:
         for column in footer[group]:
             if not any(column.path == one or column.path.startswith(f"{one}.") for one in columns):
@@ -106,11 +106,11 @@ def safe_row_count(
                     raise DataError(f"{where}: a page has {hint}")
                 pages.append(page)
             if column.type in _OF_ANY_SIZE:
-                rows = min(rows, _rows_of(pages, limit))
+                rows = min(rows, _safe_values(pages, limit))
     return max(rows, 1)
 
 
-def _rows_of(pages: Sequence[_Page], limit: int) -> int:
+def _safe_values(pages: Sequence[_Page], limit: int) -> int:
     """Return a number of consecutive values that take at most about three times the limit, whatever their
     distribution over the pages."""
     rows = limit
@@ -127,12 +127,12 @@ def _rows_of(pages: Sequence[_Page], limit: int) -> int:
 def _pages(file: Any, column: _Chunk, where: str) -> Iterator[_Page]:
     at = column.begin
     while at < column.end:
-        page, size = _page(file, at, where)
+        page, size = _read_page(file, at, where)
         yield page
         at += size
 
 
-def _page(file: Any, at: int, where: str) -> tuple[_Page, int]:
+def _read_page(file: Any, at: int, where: str) -> tuple[_Page, int]:
     """Return the page at an offset, and the distance to the next one."""
     data = b""
     for length in _HEADER_BYTES:

@@ -31,7 +31,7 @@ class Jsonl(Validated):
     objects.
 
     They may be compressed with gzip, bz2, xz or zstd, detected from a file's first bytes. They are read as a
-    stream: only one record is held. A field of an object in a record is named by a path, such as
+    stream, with only one record in memory. A field of an object in a record is named by a path, such as
     `message.content`.
 
     Attributes:

@@ -1,8 +1,8 @@
 """Decoded sizes of the chunks of an ArrayRecord file, read from the chunks' headers.
 
 ArrayRecord is based on Riegeli's record files: consecutive chunks, interrupted by a header of 24 bytes at
-each 64 KiB. A chunk begins with 40 bytes: a hash of them, its size, a hash of its data, its type and number
-of records, and its decoded size.
+each 64 KiB. A chunk begins with 40 bytes: a hash of these bytes, the chunk's size, a hash of its data, its type and
+number of records, and its decoded size.
 
 Source: Riegeli/records file format.
 """
@@ -26,8 +26,8 @@ _SIGNATURE = ord("s")
 _CHUNK_HEADER = 40
 
 
-def safe_record_count(path: Path, name: str, max_record_bytes: int, wanted: int) -> int:
-    """Return how many records can be read together in little memory, at most `wanted`.
+def safe_record_count(path: Path, name: str, max_record_bytes: int, max_records: int) -> int:
+    """Return how many records can be read together in little memory, at most `max_records`.
 
     Args:
         max_record_bytes: Maximum size of a record, in bytes.
@@ -45,7 +45,7 @@ def safe_record_count(path: Path, name: str, max_record_bytes: int, wanted: int)
                 largest = max(largest, size)
     except OSError as error:
         raise read_error(name, error) from error
-    return max(1, min(wanted, limit // largest))
+    return max(1, min(max_records, limit // largest))
 
 
 def _chunks(file: Any, end: int) -> Iterator[tuple[int, int]]:
@@ -60,7 +60,7 @@ def _chunks(file: Any, end: int) -> Iterator[tuple[int, int]]:
             return  # another format, which the library reports
         num_records = kind >> 8
         yield at, decoded
-        after = _advanced(at, _CHUNK_HEADER + size)
+        after = _advance(at, _CHUNK_HEADER + size)
         # Each record has a separate position in the file.
         after = max(after, at + num_records)
         # No chunk begins in a block's header, nor directly after it.
@@ -84,7 +84,7 @@ def _read(file: Any, at: int, count: int) -> bytes:
     return data
 
 
-def _advanced(at: int, count: int) -> int:
+def _advance(at: int, count: int) -> int:
     """Return the offset after `count` more bytes, not counting those of blocks' headers."""
     within = at % _BLOCK
     # Relative to the beginning of the block's content.

@@ -55,7 +55,7 @@ class ShardSample(NamedTuple):
         """Return a file as text.
 
         Raises:
-            BadRecordError: There is no file with that extension, or it is not UTF-8.
+            BadRecordError: There is no file with that extension, or the file is not UTF-8.
         """
         if extension not in self.files:
             known = ", ".join(map(repr, sorted(self.files))) or "none at all"
@@ -95,7 +95,7 @@ def read_samples(path: Path, name: str, max_record_bytes: int) -> Iterator[Shard
             not read.
 
     Raises:
-        DataError: It is not a tar file, or is truncated.
+        DataError: The shard is not a tar file, or is truncated.
     """
     current, size = "", 0
     files: dict[str, bytes] = {}

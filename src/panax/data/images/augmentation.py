@@ -119,7 +119,7 @@ class Augmentation(Validated):
         self,
         image: "Image",
         size: tuple[int, int],
-        fitted: Callable[["Image"], "Image"],
+        resize: Callable[["Image"], "Image"],
         generator: np.random.Generator,
     ) -> "Image":
         """Return one image as the model's input.
@@ -127,14 +127,14 @@ class Augmentation(Validated):
         Args:
             image: The decoded image, of any size.
             size: Target width and height.
-            fitted: Resizes the image to that size if it is not cropped.
+            resize: Resizes the image to `size` if it is not cropped.
         """
         from PIL import ImageOps
 
         if isinstance(self.crop, RandomCrop):
             image = self.crop.apply(image, size, generator)
         else:
-            image = fitted(image)
+            image = resize(image)
             image = image if self.crop is None else self.crop.apply(image, generator)
         if generator.random() < self.flip:
             image = ImageOps.mirror(image)

@@ -81,29 +81,29 @@ class ImageDecoder(Validated):
         """Decode an image to an array (height, width, channel).
 
         Raises:
-            BadRecordError: Pillow can't read it, it is truncated, or it has more than 8 bits per channel.
+            BadRecordError: Pillow can't read the image, it is truncated, or it has more than 8 bits per channel.
         """
         return self.to_array(self.resize(self.open_image(data, where)))
 
-    def open_image(self, data: bytes, where: str, kept: float = 1.0) -> "Image":
+    def open_image(self, data: bytes, where: str, min_side_fraction: float = 1.0) -> "Image":
         """Decode an image at its original size; a JPEG no larger than needed.
 
         Args:
-            kept: Minimum share of a side that will be scaled to `size`.
+            min_side_fraction: Minimum share of a side that will be scaled to `size`.
 
         Raises:
             BadRecordError: As `decode`.
         """
         from PIL import Image, UnidentifiedImageError
 
-        least = math.ceil(self.size / kept)
+        min_side = math.ceil(self.size / min_side_fraction)
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 pixels = image.width * image.height
                 if pixels > self.max_pixels:
                     size = describe_oversize(pixels, self.max_pixels, "max_pixels", unit="pixels")
                     raise BadRecordError(where, f"an image of {image.width} by {image.height}, {size}")
-                image.draft(_MODES[self.channels], (least, least))  # a JPEG is downscaled while it is decoded
+                image.draft(_MODES[self.channels], (min_side, min_side))  # a JPEG is downscaled while it is decoded
                 image.load()
                 if image.mode not in _EIGHT_BITS:
                     raise BadRecordError(where, f"an image of mode {image.mode!r}; expected 8 bits a channel")
@@ -111,13 +111,13 @@ class ImageDecoder(Validated):
         except BadRecordError:
             raise
         except UnidentifiedImageError:
-            known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+            formats = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
             raise BadRecordError(
-                where, f"no image that can be decoded; expected {known}: convert it, or remove it"
+                where, f"no image that can be decoded; expected {formats}: convert it, or remove it"
             ) from None
         except Exception as error:  # Pillow's decoders raise arbitrary errors for damaged files
-            what = str(error) or type(error).__name__
-            raise BadRecordError(where, f"no image that can be decoded ({what}); repair it, or remove it") from None
+            reason = str(error) or type(error).__name__
+            raise BadRecordError(where, f"no image that can be decoded ({reason}); repair it, or remove it") from None
 
     def resize(self, image: "Image") -> "Image":
         """Resize the image to `size` according to `fit`."""
@@ -173,7 +173,7 @@ class Images:
     """Images as examples: `image`, uint8 (batch, height, width, channel), and `label`, int32 (batch), if
     there are labels.
 
-    An image that can't be decoded is a bad record, replaced by the next of these examples, always the same.
+    An image that can't be decoded is a bad record, replaced by the next image that can be, the same in each epoch.
 
     Attributes:
         classes: Class names by label index.
@@ -191,14 +191,14 @@ class Images:
         classes: Sequence[str] = (),
         numbers: npt.NDArray[np.int64] | None = None,
         notes: Sequence[str] = (),
-        places: npt.NDArray[np.int32] | None = None,
+        label_map: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """Wrap encoded images.
 
         Args:
             classes: Class names by label index.
             numbers: Indices into `encoded`; None: all.
-            places: Map from a label of `encoded` to its index in `classes`; None: the identity.
+            label_map: Map from a label of `encoded` to its index in `classes`; None: the identity.
         """
         try:
             import PIL.Image
@@ -207,7 +207,7 @@ class Images:
         PIL.Image.init()  # loads its plug-ins once, not in each thread
         self.classes = tuple(classes)
         self.notes = tuple(notes)
-        self._places = places
+        self._label_map = label_map
         self._encoded = encoded
         self._decoding = decoding
         self._skipped = skipped
@@ -222,7 +222,7 @@ class Images:
         named = {field.name for field in dataclasses.fields(decoding)} - {"max_pixels", "max_record_bytes", "classes"}
         settings = [getattr(decoding, field.name) for field in dataclasses.fields(decoding) if field.name in named]
         parts = (encoded.fingerprint, *settings, hash_integers(self._numbers))
-        if places is not None:
+        if label_map is not None:
             parts = (*parts, *self.classes)
         self.fingerprint = fingerprint("images", *parts)
         self._bad: set[int] = set()
@@ -250,8 +250,8 @@ class Images:
         size = (decoding.size, decoding.size)
 
         def one(row: int, data: bytes, where: str) -> np.ndarray:
-            whole = decoding.open_image(data, where, augmentation.min_side_fraction)
-            return decoding.to_array(augmentation.apply(whole, size, decoding.resize, generators(row)))
+            image = decoding.open_image(data, where, augmentation.min_side_fraction)
+            return decoding.to_array(augmentation.apply(image, size, decoding.resize, generators(row)))
 
         return self._read(numbers, one)
 
@@ -282,8 +282,8 @@ class Images:
         return self._with(numbers=chosen)
 
     def _with(self, **changed: Any) -> "Images":
-        kept = {"classes": self.classes, "numbers": self._numbers, "notes": self.notes, "places": self._places}
-        return Images(self._encoded, self._decoding, self._skipped, **{**kept, **changed})
+        fields = {"classes": self.classes, "numbers": self._numbers, "notes": self.notes, "label_map": self._label_map}
+        return Images(self._encoded, self._decoding, self._skipped, **{**fields, **changed})
 
     def with_classes(self, classes: Sequence[str], origin: str) -> "Images":
         """Return the same images with labels indexed by `classes`, which may contain more than occur here.
@@ -292,33 +292,35 @@ class Images:
             origin: Origin of the classes, for messages.
 
         Raises:
-            DataError: A label that occurs here is not among them, or the class names of the labels are
+            DataError: A label that occurs here is not among `classes`, or the class names of the labels are
                 unknown.
         """
         if self._encoded.labels is None or tuple(classes) == self.classes:
             return self
         if not self.classes:
             raise DataError(f"the meaning of these images' labels is unknown; expected {origin}: {_listed(classes)}")
-        place = {name: number for number, name in enumerate(classes)}
+        index_by_name = {name: number for number, name in enumerate(classes)}
         labels = self._encoded.labels[self._numbers]
-        unique_labels = np.unique(labels if self._places is None else self._places[labels]).tolist()
-        unknown = [self.classes[label] for label in unique_labels if self.classes[label] not in place]
+        unique_labels = np.unique(labels if self._label_map is None else self._label_map[labels]).tolist()
+        unknown = [self.classes[label] for label in unique_labels if self.classes[label] not in index_by_name]
         if unknown:
             raise DataError(
                 f"the images have the classes {_listed(self.classes)}, of which {_listed(unknown)} "
                 f"{'is' if len(unknown) == 1 else 'are'} not among {origin}: {_listed(classes)}. Remove them, or train "
                 f"on them"
             )
-        mine = np.array([place.get(name, -1) for name in self.classes], np.int32)
-        return self._with(classes=tuple(classes), places=mine if self._places is None else mine[self._places])
+        new_indices = np.array([index_by_name.get(name, -1) for name in self.classes], np.int32)
+        return self._with(
+            classes=tuple(classes), label_map=new_indices if self._label_map is None else new_indices[self._label_map]
+        )
 
     @functools.cached_property
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(min(os.cpu_count() or 1, 32), thread_name_prefix="panax-images")
 
     def _example(self, at: int, decode: Callable[[bytes, str], np.ndarray]) -> tuple[np.ndarray, int]:
-        for place in range(at, at + self.num_examples):
-            number = int(self._numbers[place % self.num_examples])
+        for position in range(at, at + self.num_examples):
+            number = int(self._numbers[position % self.num_examples])
             if number in self._bad:
                 continue
             name = self._encoded.name(number)
@@ -329,7 +331,7 @@ class Images:
                 self._bad.add(number)
                 continue
             label = 0 if self._encoded.labels is None else int(self._encoded.labels[number])
-            return image, label if self._places is None else int(self._places[label])
+            return image, label if self._label_map is None else int(self._label_map[label])
         raise DataError(f"none of the {self.num_examples} images can be decoded; expected at least one")
 
 

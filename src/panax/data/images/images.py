@@ -84,7 +84,7 @@ class ImageFolder(ImageDecoder):
         numbers, classes = (None, ()) if labels is None else number_classes(labels)
         encoded = _Files(expand_user(self.path), names, files, numbers, self.max_record_bytes)
         notes = (*describe_skipped_files((self.path,), files), *notes)
-        return _of_classes(Images(encoded, self, skipped, classes=classes, notes=notes), self)
+        return _with_configured_classes(Images(encoded, self, skipped, classes=classes, notes=notes), self)
 
     def _files(self) -> list[DataFile]:
         if not is_remote(self.path) and not expand_user(self.path).is_dir():
@@ -164,7 +164,7 @@ class ParquetImages(ImageDecoder):
         check_positive(self, "max_record_bytes")
 
     def open(self, root: Path, max_bad_records: int) -> Images:
-        """Open the copy; make it first if it does not exist. Raises DataError if something can't be read."""
+        """Open the copy; build it first if it does not exist. Raises DataError if a file can't be read."""
         files = find_files(self.paths, ("**/*.parquet",))
         name = fingerprint("parquet_images", self.image, self.label, *cache_identity(files))
         notes = describe_skipped_files(self.paths, files)
@@ -239,7 +239,7 @@ class WebDatasetImages(ImageDecoder):
         check_positive(self, "max_record_bytes")
 
     def open(self, root: Path, max_bad_records: int) -> Images:
-        """Open the copy; make it first if it does not exist. Raises DataError if something can't be read."""
+        """Open the copy; build it first if it does not exist. Raises DataError if a file can't be read."""
         files = find_files(self.paths, SHARD_PATTERNS)
         name = fingerprint("webdataset_images", self.label, *cache_identity(files))
         notes = describe_skipped_files(self.paths, files)
@@ -275,7 +275,7 @@ def _label(label: Any, what: str, where: str) -> str:
     """Convert a label to the name of a class; equal whole numbers of any type are one class.
 
     Raises:
-        BadRecordError: It is missing, a fraction, or not a single value.
+        BadRecordError: The label is missing, a fraction, or not a single value.
     """
     text = "" if is_empty(label) or isinstance(label, list | dict) else category_text(label, what, where)
     if not text or (isinstance(label, float) and not text.lstrip("-").isdigit()):
@@ -283,8 +283,8 @@ def _label(label: Any, what: str, where: str) -> str:
     return text
 
 
-def _of_classes(images: Images, decoding: ImageDecoder) -> Images:
-    """Return images with the classes that their settings name."""
+def _with_configured_classes(images: Images, decoding: ImageDecoder) -> Images:
+    """Return images with the classes of their settings, if there are any."""
     return images.with_classes(decoding.classes, "classes=") if decoding.classes else images
 
 
@@ -317,8 +317,8 @@ class _Files:
     ) -> None:
         self._most = max_record_bytes
         self._folder, self._names, self.labels = folder, names, labels
-        given = None if labels is None else labels.tolist()
-        self.fingerprint = fingerprint("files", given, *stat_files(files))
+        label_list = None if labels is None else labels.tolist()
+        self.fingerprint = fingerprint("files", label_list, *stat_files(files))
 
     def __len__(self) -> int:
         return len(self._names)
@@ -341,7 +341,7 @@ def _packed(
     root: Path, name: str, records: Any, decoding: ImageDecoder, skipped: BadRecordLog, notes: Sequence[str] = ()
 ) -> Images:
     """Return images from the records in the cache entry `name`; build the entry if it is missing."""
-    counted = BadRecordLog(skipped.most)
+    counted = BadRecordLog(skipped.limit)
     packed = read_or_build(
         root,
         f"images-v{FORMAT_VERSION}-{name}",
@@ -351,7 +351,7 @@ def _packed(
     # Also count those that were skipped when the entry was made, perhaps under a higher limit.
     skipped.begin(packed.bad)
     notes = (*notes, *describe_skipped_records(packed.bad))
-    return _of_classes(Images(packed, decoding, skipped, classes=packed.classes, notes=notes), decoding)
+    return _with_configured_classes(Images(packed, decoding, skipped, classes=packed.classes, notes=notes), decoding)
 
 
 def _read_all(

@@ -44,19 +44,20 @@ class Mixing(Validated):
     def apply(
         self, image: npt.NDArray[np.uint8], other: npt.NDArray[np.uint8], generator: np.random.Generator
     ) -> tuple[npt.NDArray[np.uint8], float]:
-        """Mix an image with another one of its shape (height, width, channel); return it and its share."""
+        """Mix an image with another one of its shape (height, width, channel); return the result and the share of
+        the first."""
         if generator.random() >= self.probability:
             return image, 1.0
         both = self.mixup > 0 and self.cutmix > 0
         cuts = generator.random() < 0.5 if both else self.cutmix > 0
         if cuts:
-            return _cut(image, other, float(generator.beta(self.cutmix, self.cutmix)), generator)
+            return _paste(image, other, float(generator.beta(self.cutmix, self.cutmix)), generator)
         share = float(generator.beta(self.mixup, self.mixup))
         # Rounded to bytes: an error of at most 1/512 of the range, and a quarter of the data to transfer.
         return np.rint(share * image.astype(np.float32) + (1 - share) * other).astype(np.uint8), share
 
 
-def _cut(
+def _paste(
     image: npt.NDArray[np.uint8], other: npt.NDArray[np.uint8], share: float, generator: np.random.Generator
 ) -> tuple[npt.NDArray[np.uint8], float]:
     """Paste a box of the other image, with a random center and an area of `1 - share` before clipping at the
@@ -85,6 +86,6 @@ def mix_partners(rows: npt.NDArray[np.int64], batch_size: int) -> npt.NDArray[np
     return np.where(other < batch_size, other, np.maximum(rows - 1, 0))
 
 
-def make_generator(seed: int, place: int) -> np.random.Generator:
+def make_generator(seed: int, position: int) -> np.random.Generator:
     """Return the random generator for mixing at a position in the endless order."""
-    return np.random.Generator(np.random.Philox(key=[seed % 2**64, _MIX], counter=[0, 0, 0, place]))
+    return np.random.Generator(np.random.Philox(key=[seed % 2**64, _MIX], counter=[0, 0, 0, position]))

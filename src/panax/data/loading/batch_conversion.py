@@ -12,8 +12,8 @@ from .iterable import IterableSource
 
 
 def convert_batches(source: Source, task: Task) -> Source:
-    """Convert batches by `task.convert_batch`; return the source itself if the task uses its names as they
-    are."""
+    """Convert batches by `task.convert_batch`; return the source itself if the task uses the source's leaf
+    names."""
     if set(task.convert_axes(source.axes)) == set(source.axes):
         return source
     return _ConvertedRows(source, task) if isinstance(source, RowSource) else ConvertedSource(source, task)

@@ -18,8 +18,8 @@ POSITION_KEY = "batch_ramp"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchRamp(Validated):
-    """Schedule of a growing global batch: stages of `steps` steps, each with its part of the batch; then the
-    full batch.
+    """Schedule of a growing global batch: stages of `steps` steps, each with a larger part of the batch; then
+    the full batch.
 
     With `parts=(8, 4, 2)` and `steps=80`, 80 steps train on an eighth of the batch each, 80 on a quarter, 80
     on a half. Rows have the same order as without a ramp, each once.
@@ -127,7 +127,7 @@ class RampedSource:
         return position["before"] if position is not None and POSITION_KEY in position else position
 
     def split_batches(
-        self, drawn: Iterator[SourcedBatch], num_steps: int, before: Position | None, end: int | None = None
+        self, batches: Iterator[SourcedBatch], num_steps: int, before: Position | None, end: int | None = None
     ) -> Iterator[SourcedBatch]:
         """Yield the source's batches, each divided into parts according to the ramp.
 
@@ -135,13 +135,13 @@ class RampedSource:
             num_steps: Steps of the ramp so far; the first batch's earlier parts are skipped.
             end: Steps after which to end; None: at the end of the source.
         """
-        for batch, after in drawn:
+        for batch, after in batches:
             parts = self.ramp.parts_at(num_steps)
             # Stages begin with a batch, and consist of complete ones.
             for part in range(num_steps % parts, parts):
                 num_steps = min(num_steps + 1, self.ramp.end)
                 position = self._position(num_steps, before if part + 1 < parts else after, after)
-                yield SourcedBatch(batch if parts == 1 else _part(batch, part, parts), position)
+                yield SourcedBatch(batch if parts == 1 else _take_part(batch, part, parts), position)
             before = after
             if num_steps == end:
                 return
@@ -157,10 +157,10 @@ class RampedAccountingSource(RampedSource):
     """A ramped source that can report which data was seen; the batch being consumed counts as seen."""
 
     def epochs(self, position: Position) -> Mapping[str, float]:
-        return self._accounting.epochs(_behind(position))
+        return self._accounting.epochs(_position_after(position))
 
     def count_documents(self, position: Position) -> Mapping[str, DocumentCounts]:
-        return self._accounting.count_documents(_behind(position))
+        return self._accounting.count_documents(_position_after(position))
 
     @property
     def _accounting(self) -> Accounting:
@@ -181,19 +181,19 @@ def apply_batch_ramp(source: Source, ramp: BatchRamp) -> Source:
     return (RampedAccountingSource if isinstance(source, Accounting) else RampedSource)(source, ramp)
 
 
-def _behind(position: Position) -> Position:
+def _position_after(position: Position) -> Position:
     return position["after"] if POSITION_KEY in position else position
 
 
-def _part(batch: Mapping[str, np.ndarray], part: int, parts: int) -> dict[str, np.ndarray]:
-    each = _divide(len(next(iter(batch.values()))), parts)
-    return {name: leaf[part * each : (part + 1) * each] for name, leaf in batch.items()}
+def _take_part(batch: Mapping[str, np.ndarray], index: int, parts: int) -> dict[str, np.ndarray]:
+    rows_per_part = _divide(len(next(iter(batch.values()))), parts)
+    return {name: leaf[index * rows_per_part : (index + 1) * rows_per_part] for name, leaf in batch.items()}
 
 
 def _divide(rows: int, parts: int) -> int:
     if rows % parts:
         raise DataError(
-            f"a batch of {rows} rows does not fall into {parts} parts; choose batch_ramp.parts that divide it"
+            f"a batch of {rows} rows can't be divided into {parts} parts; choose batch_ramp.parts that divide it"
         )
     return rows // parts
 
@@ -201,26 +201,26 @@ def _divide(rows: int, parts: int) -> int:
 class _Stage:
     """A `RowSource` of the batches of one size of a ramp, up to the end of its stage."""
 
-    def __init__(self, whole: RampedSource, source: RowSource, parts: int):
-        self._whole, self._source, self._parts = whole, source, parts
+    def __init__(self, ramped: RampedSource, source: RowSource, parts: int):
+        self._ramped, self._source, self._parts = ramped, source, parts
         self.batch_size = _divide(source.batch_size, parts)
 
     @property
     def axes(self) -> Mapping[str, Axes]:
-        return self._whole.axes
+        return self._ramped.axes
 
     @property
     def resume(self) -> Literal["exact", "replay"]:
-        return self._whole.resume
+        return self._ramped.resume
 
     def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
         return self.batches_of(range(self.batch_size), position)
 
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
         # The same rows of each part: those of all parts are drawn at once.
-        wanted = (np.arange(self._parts)[:, None] * self.batch_size + np.asarray(rows)).reshape(-1)
-        whole, num_steps = self._whole, self._whole.steps_before(position)
-        before, steps = whole.source_position(position), whole.ramp.steps
-        return whole.split_batches(
-            self._source.batches_of(wanted, before), num_steps, before, num_steps + steps - num_steps % steps
+        source_rows = (np.arange(self._parts)[:, None] * self.batch_size + np.asarray(rows)).reshape(-1)
+        ramped, num_steps = self._ramped, self._ramped.steps_before(position)
+        before, steps = ramped.source_position(position), ramped.ramp.steps
+        return ramped.split_batches(
+            self._source.batches_of(source_rows, before), num_steps, before, num_steps + steps - num_steps % steps
         )

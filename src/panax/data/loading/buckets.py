@@ -14,7 +14,7 @@ class BucketedSource:
     """Another source's batches, padded along one logical axis to the smallest bucket that holds them.
 
     Attributes:
-        buckets: The sizes, rising.
+        buckets: The sizes, ascending.
 
     >>> from panax.data.loading.iterable import IterableSource
     >>> lines = [{"tokens": np.ones((2, 3), np.int32)}, {"tokens": np.ones((2, 6), np.int32)}]
@@ -42,8 +42,8 @@ class BucketedSource:
                 that has no other way to exclude padding.
 
         Raises:
-            RecipeError: `buckets` has none or one below 1; no leaf has the axis; or `pad` or `mask` names a
-                wrong leaf.
+            RecipeError: `buckets` is empty or has a size below 1; no leaf has the axis; or `pad` or `mask` names
+                a wrong leaf.
         """
         if not buckets or min(buckets) < 1:
             raise RecipeError(f"buckets={buckets}; expected one or more sizes of at least 1")

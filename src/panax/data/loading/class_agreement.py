@@ -39,7 +39,7 @@ def _check_tokenizers(held_out: Any, train: Any) -> None:
     ids.
 
     Raises:
-        DataError: The tokens were made by different tokenizers.
+        DataError: Different tokenizers produced the tokens.
     """
     mine, theirs = (
         next((each.tokenizers for each in unwrap_source(source) if hasattr(each, "tokenizers")), frozenset())
@@ -92,15 +92,15 @@ def replace_examples(source: ExampleSource, examples: Examples) -> ExampleSource
     return changed
 
 
-def check_same_id_sets(found: Any, trained: Any) -> None:
+def check_same_id_sets(evaluated: Any, trained: Any) -> None:
     """Check that ids assigned by counting were counted over the same values.
 
     Raises:
-        DataError: They were not, so an id would mean one value in training and another here.
+        DataError: The ids were counted over other values, so that an id means another value than in training.
     """
-    mine, theirs = getattr(trained, "id_sets", {}), getattr(found, "id_sets", {})
-    for leaf in mine.keys() & theirs.keys():
-        if mine[leaf] != theirs[leaf]:
+    trained_sets, evaluated_sets = getattr(trained, "id_sets", {}), getattr(evaluated, "id_sets", {})
+    for leaf in trained_sets.keys() & evaluated_sets.keys():
+        if trained_sets[leaf] != evaluated_sets[leaf]:
             raise DataError(
                 f"the ids of {leaf!r} are assigned by counts, and were counted in other files than the training data, so an "
                 f"id means another value; count them in the same files: CountVocabulary(counted_in=(the paths of the training "

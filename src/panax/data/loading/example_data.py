@@ -29,7 +29,7 @@ class ExampleData(Validated):
         batch_size: Examples in a global batch, over all devices.
         seed: Seed of the order.
         held_out: Approximate fraction held out from training, by a hash of each example's name: independent
-            of the seed, and added examples move none to the other side. 0 for none.
+            of the seed, and unchanged for existing examples if others are added. 0 for none.
         split: How held-out examples are chosen: by that hash; the latest by a table's `time` column; or the
             last event of each of `Sequences`, in which case `held_out` must not be set.
         augmentation: Random augmentation of training images; None for none. Held-out images are not
@@ -81,7 +81,9 @@ class ExampleData(Validated):
             train=ExampleSource(training, batch_size=self.batch_size, seed=self.seed, augmentation=self.augmentation),
             held_out=None
             if held_out is None
-            else ExampleSource(held_out, batch_size=self.batch_size, epochs=1, augmentation=self._unchanged),
+            else ExampleSource(
+                held_out, batch_size=self.batch_size, epochs=1, augmentation=self._held_out_augmentation
+            ),
             examples=examples,
         )
 
@@ -97,8 +99,8 @@ class ExampleData(Validated):
                 return examples.split_last()
 
     @property
-    def _unchanged(self) -> Augmentation | None:
-        """Return the augmentation of held-out images: the leaves of mixed images, but nothing mixed."""
+    def _held_out_augmentation(self) -> Augmentation | None:
+        """Return the augmentation of held-out images, which adds the leaves of mixed images but mixes none."""
         mixing = None if self.augmentation is None else self.augmentation.mixing
         if mixing is None:
             return None

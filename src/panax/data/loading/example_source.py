@@ -106,8 +106,7 @@ class ExampleSource:
 
         Raises:
             DataError: The position is invalid, or is of other examples, another seed or batch size. While
-                batches are
-                drawn: there are too many bad records.
+                batches are drawn: there are too many bad records.
         """
         return self.batches_of(range(self.batch_size), position)
 
@@ -126,30 +125,30 @@ class ExampleSource:
             raise DataError(f"the saved data position has epoch {epoch!r} and index {index!r}; expected {limits}")
         return epoch * size + index
 
-    def _draw(self, start: int, wanted: npt.NDArray[np.int64]) -> Iterator[SourcedBatch]:
+    def _draw(self, start: int, rows: npt.NDArray[np.int64]) -> Iterator[SourcedBatch]:
         while self._total is None or start < self._total:
             end = start + self.batch_size if self._total is None else min(start + self.batch_size, self._total)
             epoch, index = divmod(end, self.examples.num_examples)
             position = {"epoch": epoch, "index": index, **self._identity()}
-            yield SourcedBatch(self._batch(start, wanted, end), position)
+            yield SourcedBatch(self._batch(start, rows, end), position)
             start += self.batch_size
 
-    def _batch(self, start: int, wanted: npt.NDArray[np.int64], end: int) -> Example:
-        """Make the wanted rows of the batch that starts at index `start` of the endless order; rows from
-        `end` on are padding.
+    def _batch(self, start: int, rows: npt.NDArray[np.int64], end: int) -> Example:
+        """Assemble `rows` of the batch that starts at index `start` of the endless order; rows from `end` on are
+        padding.
         """
-        places = start + wanted
-        real = places < end
-        made = self._examples(places, end) if self._mixing is None else self._mixed(self._mixing, start, wanted, end)
-        for leaf in made.values():
-            leaf[~real] = 0
-        return {**made, MASK: real.astype(np.float32)}
+        indices = start + rows
+        is_example = indices < end
+        batch = self._examples(indices, end) if self._mixing is None else self._mixed(self._mixing, start, rows, end)
+        for leaf in batch.values():
+            leaf[~is_example] = 0
+        return {**batch, MASK: is_example.astype(np.float32)}
 
-    def _examples(self, places: npt.NDArray[np.int64], end: int) -> Example:
+    def _examples(self, indices: npt.NDArray[np.int64], end: int) -> Example:
         """Read and augment the examples at these indices of the order; indices from `end` on repeat the last
         one before it.
         """
-        epochs, index = np.divmod(np.where(places < end, places, end - 1), self.examples.num_examples)
+        epochs, index = np.divmod(np.where(indices < end, indices, end - 1), self.examples.num_examples)
         numbers = np.empty_like(index)
         for epoch in np.unique(epochs).tolist():
             at = epochs == epoch
@@ -167,17 +166,17 @@ class ExampleSource:
             batch = {name: np.array(leaf) for name, leaf in batch.items()}
         return batch if self._augment is None else self._augmented(batch, epochs, numbers)
 
-    def _mixed(self, mixing: Mixing, start: int, wanted: npt.NDArray[np.int64], end: int) -> Example:
-        """Mix each of the requested rows with its partner, which is read too if it is not among them."""
-        drawn = np.union1d(wanted, mix_partners(wanted, self.batch_size))
-        batch = self._examples(start + drawn, end)
-        mine, other = (np.searchsorted(drawn, rows) for rows in (wanted, mix_partners(wanted, self.batch_size)))
-        alone = start + mix_partners(wanted, self.batch_size) >= end
-        out = {name: leaf[mine] for name, leaf in batch.items()}
-        out |= {MIXED_LABEL: batch["label"][other], MIX: np.ones(len(wanted), np.float32)}
-        for row in np.flatnonzero(~alone).tolist():
-            pair = batch["image"][mine[row]], batch["image"][other[row]]
-            bits = make_generator(self._seed, start + int(wanted[row]))
+    def _mixed(self, mixing: Mixing, start: int, rows: npt.NDArray[np.int64], end: int) -> Example:
+        """Mix each of `rows` with its partner, which is read too if it is not among them."""
+        read_rows = np.union1d(rows, mix_partners(rows, self.batch_size))
+        batch = self._examples(start + read_rows, end)
+        first, second = (np.searchsorted(read_rows, each) for each in (rows, mix_partners(rows, self.batch_size)))
+        has_no_partner = start + mix_partners(rows, self.batch_size) >= end
+        out = {name: leaf[first] for name, leaf in batch.items()}
+        out |= {MIXED_LABEL: batch["label"][second], MIX: np.ones(len(rows), np.float32)}
+        for row in np.flatnonzero(~has_no_partner).tolist():
+            pair = batch["image"][first[row]], batch["image"][second[row]]
+            bits = make_generator(self._seed, start + int(rows[row]))
             out["image"][row], out[MIX][row] = mixing.apply(*pair, bits)
         return out
 
@@ -186,14 +185,14 @@ class ExampleSource:
 
     def _augmented(self, batch: Example, epochs: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> Example:
         assert self._augment is not None
-        made = []
+        examples = []
         for row, (epoch, number) in enumerate(zip(epochs.tolist(), numbers.tolist(), strict=True)):
             example = {name: leaf[row] for name, leaf in batch.items()}
             changed = self._augment(example, self._generator(_AUGMENT, epoch, number))
-            made.append({name: np.array(leaf) for name, leaf in changed.items()})
-            if made[-1].keys() != batch.keys():
-                raise DataError(f"augment gave the leaves {list(made[-1])}; expected {list(batch)}")
-        return {name: np.stack([example[name] for example in made]) for name in batch} if made else batch
+            examples.append({name: np.array(leaf) for name, leaf in changed.items()})
+            if examples[-1].keys() != batch.keys():
+                raise DataError(f"augment gave the leaves {list(examples[-1])}; expected {list(batch)}")
+        return {name: np.stack([example[name] for example in examples]) for name in batch} if examples else batch
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         latest = self._latest

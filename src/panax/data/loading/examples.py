@@ -32,7 +32,7 @@ _WARNED, _THEN_EACH = 20, 1000
 
 @runtime_checkable
 class Examples(Protocol):
-    """Interface of examples that can be read in any order; any class with these members will do.
+    """Interface of examples that can be read in any order, implemented by any class with these members.
 
     Attributes:
         num_examples: Number of examples.
@@ -202,7 +202,7 @@ def _augmented(image: np.ndarray, augmentation: Augmentation, generators: Genera
 
 
 def split_by_hash(examples: Examples, held_out: float | int) -> tuple[Examples, Examples | None]:
-    """Split examples into training and held-out ones by hash; adding examples moves none to the other side.
+    """Split examples into training and held-out ones by hash; adding examples moves no existing one.
 
     Args:
         held_out: Approximate fraction to hold out; 0 for none.
@@ -215,19 +215,19 @@ def split_by_hash(examples: Examples, held_out: float | int) -> tuple[Examples, 
         raise RecipeError(f"held_out={held_out}; expected a fraction of the examples, from 0 to below 1")
     if held_out == 0:
         return examples, None
-    kept = examples.keys() < np.uint64(held_out * 2.0**64)
-    if kept.all() or not kept.any():
+    is_held_out = examples.keys() < np.uint64(held_out * 2.0**64)
+    if is_held_out.all() or not is_held_out.any():
         raise DataError(
-            f"held_out={held_out} holds {int(kept.sum())} of {examples.num_examples} examples out; expected some and not "
+            f"held_out={held_out} holds {int(is_held_out.sum())} of {examples.num_examples} examples out; expected some and not "
             "all: choose another fraction, or 0 for none"
         )
-    return examples.take(np.flatnonzero(~kept)), examples.take(np.flatnonzero(kept))
+    return examples.take(np.flatnonzero(~is_held_out)), examples.take(np.flatnonzero(is_held_out))
 
 
 def split_by_time(examples: Examples, held_out: float | int) -> tuple[Examples, Examples | None]:
     """Hold out the latest examples.
 
-    Those of equal time stay together, so slightly less than the fraction may be held out.
+    Examples of equal time stay together, so slightly less than the fraction may be held out.
 
     Args:
         held_out: Approximate fraction to hold out; 0 for none.
@@ -246,13 +246,14 @@ def split_by_time(examples: Examples, held_out: float | int) -> tuple[Examples, 
             f'split="time", and {type(examples).__name__} has no times; name a column, as in Table(time="date")'
         )
     latest = np.sort(times)[-max(1, round(held_out * len(times)))]
-    kept = times > latest if (times < latest).sum() == 0 else times >= latest
-    if kept.all() or not kept.any():
+    is_held_out = times > latest if (times < latest).sum() == 0 else times >= latest
+    if is_held_out.all() or not is_held_out.any():
         raise DataError(
-            f"held_out={held_out} by time holds {int(kept.sum())} of {examples.num_examples} examples out; expected some and "
+            f"held_out={held_out} by time holds {int(is_held_out.sum())} of {examples.num_examples} examples out; "
+            f"expected some and "
             f"not all: choose another fraction, or a column with more than one time"
         )
-    return examples.take(np.flatnonzero(~kept)), examples.take(np.flatnonzero(kept))
+    return examples.take(np.flatnonzero(~is_held_out)), examples.take(np.flatnonzero(is_held_out))
 
 
 class BadRecordLog:
@@ -260,15 +261,15 @@ class BadRecordLog:
 
     Attributes:
         bad: The bad records.
-        most: Maximum number of bad records.
+        limit: Maximum number of bad records.
     """
 
-    def __init__(self, most: int, *, quiet: bool = False) -> None:
-        """Accept at most `most` bad records; `quiet` suppresses the warnings."""
+    def __init__(self, limit: int, *, quiet: bool = False) -> None:
+        """Accept at most `limit` bad records; `quiet` suppresses the warnings."""
         self.bad: list[BadRecord] = []
-        self.most = most
+        self.limit = limit
         self._quiet = quiet
-        self._places: set[str] = set()
+        self._locations: set[str] = set()
         self._lock = threading.Lock()
 
     def begin(self, bad: Sequence[BadRecord]) -> None:
@@ -278,25 +279,25 @@ class BadRecordLog:
             DataError: There are too many.
         """
         self.bad = [*bad]
-        self._places = {record.where for record in bad}
-        raise_bad_records(len(self.bad), self.most, self.bad)
+        self._locations = {record.where for record in bad}
+        raise_bad_records(len(self.bad), self.limit, self.bad)
 
     def add(self, record: BadRecord) -> None:
         """Count a bad record, if it is a new one.
 
         Raises:
-            DataError: It exceeds the limit.
+            DataError: There are more bad records than the limit.
         """
         with self._lock:
-            if record.where in self._places:
+            if record.where in self._locations:
                 return
-            self._places.add(record.where)
+            self._locations.add(record.where)
             self.bad.append(record)
-            raise_bad_records(len(self.bad), self.most, self.bad)
+            raise_bad_records(len(self.bad), self.limit, self.bad)
             count = len(self.bad)
         if self._quiet or (count > _WARNED and count % _THEN_EACH):
             return
-        _LOG.warning("bad record %d of at most %d: %s: %s", count, self.most, record.where, record.reason)
+        _LOG.warning("bad record %d of at most %d: %s: %s", count, self.limit, record.where, record.reason)
 
 
 def describe_skipped_records(bad: Sequence[BadRecord]) -> list[str]:

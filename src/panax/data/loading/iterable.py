@@ -20,7 +20,7 @@ _NARROW = {
 }
 
 
-class _Drawn(NamedTuple):
+class _DrawnBatch(NamedTuple):
     """A batch, and the state after it: None if it can't be saved."""
 
     batch: dict[str, np.ndarray]
@@ -30,7 +30,7 @@ class _Drawn(NamedTuple):
 class IterableSource:
     """Batches from an iterable. A batch is a mapping of arrays, a tuple or list of them, or one array.
 
-    Arrays are NumPy's, torch's, JAX's, or anything that NumPy can convert. 64-bit ones become 32-bit, as JAX
+    Arrays are NumPy's, torch's, JAX's, or values that NumPy can convert. 64-bit values become 32-bit, as JAX
     computes; an integer that does not fit is an error. Each batch is copied before the next one is drawn, so
     an iterable may reuse the memory. A short last batch of an epoch is dropped, with one warning, since a
     batch of another shape would trigger a recompilation; held-out data, where every row counts, includes it.
@@ -68,7 +68,7 @@ class IterableSource:
                 dimension, with the rank taken from the first batch (it is drawn when the axes are requested,
                 and not lost).
             names: Names of the leaves of a batch that is a tuple, a list or one array; None: "0", "1", ...
-            epochs: Number of passes over it; None: endless.
+            epochs: Number of passes over the iterable; None: endless.
             keep_short_batch: Yield a short last batch of an epoch too, as evaluation does for all its data.
 
         Raises:
@@ -86,7 +86,7 @@ class IterableSource:
         self._keep_short_batch = keep_short_batch
         self._one_shot = isinstance(iterable, Iterator)
         self._used = False
-        self._peeked: tuple[Iterator[Any], _Drawn] | None = None
+        self._peeked: tuple[Iterator[Any], _DrawnBatch] | None = None
         self._resume: Literal["exact", "replay"] | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._warned = False
@@ -103,7 +103,7 @@ class IterableSource:
 
     @property
     def endless(self) -> bool:
-        """Return True if it starts again at its end."""
+        """Return True if the iterable is started again at its end."""
         return self._epochs is None
 
     @property
@@ -132,7 +132,7 @@ class IterableSource:
         A position without a usable state is reached by drawing and discarding batches, with a warning.
 
         Raises:
-            DataError: The iterable is empty, ends too early, or yields something that is not a batch; or
+            DataError: The iterable is empty, ends too early, or yields a value that is not a batch; or
                 `position` does not belong to this source.
         """
         if position is None:
@@ -164,12 +164,12 @@ class IterableSource:
         """Draw epoch after epoch, beginning at `index` of `epoch`, for which the iterable is set to
         `state`."""
         while self._epochs is None or epoch < self._epochs:
-            for drawn in self._whole_batches(*self._open(state)):
+            for batch in self._equal_batches(*self._open(state)):
                 index, count = index + 1, count + 1
                 position = {"epoch": epoch, "index": index, "batches": count}
-                if drawn.state is not None:
-                    position["state"] = drawn.state
-                yield SourcedBatch(drawn.batch, position)
+                if batch.state is not None:
+                    position["state"] = batch.state
+                yield SourcedBatch(batch.batch, position)
             if index == 0:
                 raise DataError("the iterable gives no batch; expected at least one: is it empty, or already used up?")
             epoch, index, state = epoch + 1, 0, None
@@ -179,7 +179,7 @@ class IterableSource:
                     "can (a list, a DataLoader, an object with an __iter__ that starts over), one without an end, or epochs=1"
                 )
 
-    def _open(self, state: Any) -> tuple[Iterator[Any], _Drawn | None]:
+    def _open(self, state: Any) -> tuple[Iterator[Any], _DrawnBatch | None]:
         """Begin an epoch: an iterator, and the batch already drawn from it, if any."""
         peeked, self._peeked = self._peeked, None
         if state is None and peeked is not None:
@@ -208,22 +208,22 @@ class IterableSource:
                 return
             raise DataError("the iterable gives no batch; expected at least one: is it empty, or already used up?")
 
-    def _whole_batches(self, iterator: Iterator[Any], first: _Drawn | None) -> Iterator[_Drawn]:
+    def _equal_batches(self, iterator: Iterator[Any], first: _DrawnBatch | None) -> Iterator[_DrawnBatch]:
         """Yield batches of the usual size; a short one at the end is dropped, or yielded if requested."""
         if first is not None:
             yield first
         size = self._batch_size()
-        short: _Drawn | None = None
-        for drawn in self._draw(iterator):
+        short: _DrawnBatch | None = None
+        for batch in self._draw(iterator):
             size = size or self._batch_size()
-            rows = _num_rows(drawn.batch)
+            rows = _num_rows(batch.batch)
             if short is not None or rows > size:
-                wrong = _num_rows((short or drawn).batch)
+                wrong = _num_rows((short or batch).batch)
                 raise DataError(f"a batch has {wrong} rows, others have {size}; expected the same (drop_last=True)")
             if rows < size:
-                short = drawn
+                short = batch
             else:
-                yield drawn
+                yield batch
         if short is not None and self._keep_short_batch:
             yield short
         elif short is not None and not self._warned:
@@ -233,14 +233,14 @@ class IterableSource:
                 f"the last batch of each epoch is dropped: {rows} rows, where others have {size}", stacklevel=2
             )
 
-    def _draw(self, iterator: Iterator[Any]) -> Iterator[_Drawn]:
+    def _draw(self, iterator: Iterator[Any]) -> Iterator[_DrawnBatch]:
         holder = self._iterable if _state_methods(self._iterable) is not None else iterator
         for value in iterator:
             batch = self._arrays(value)
             state = self._state(holder)
             if self._resume is None:
                 self._resume = "replay" if state is None else "exact"
-            yield _Drawn(batch, state)
+            yield _DrawnBatch(batch, state)
 
     def _batch_size(self) -> int:
         return next(iter(self._shapes.values()))[0] if self._shapes else 0
@@ -322,7 +322,7 @@ def _as_json(state: Any) -> Any:
 
 def as_batch(value: Any, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
     """Convert a batch to named arrays of 32-bit numbers: a mapping, a tuple or list of arrays, or one array;
-    NumPy's, torch's, JAX's.
+    of NumPy, torch or JAX.
 
     The arrays are copies: loaders reuse the memory for the next batch, while a device may still read this
     one.
@@ -331,7 +331,7 @@ def as_batch(value: Any, names: Sequence[str] | None = None) -> dict[str, np.nda
         names: Names of the parts of a tuple or list; "0", "1", ... by default.
 
     Raises:
-        DataError: It is not a batch.
+        DataError: The value is not a batch.
 
     >>> as_batch((np.zeros((4, 2)), np.arange(4)))["1"].dtype
     dtype('int32')
@@ -353,10 +353,11 @@ def as_array(leaf: Any, name: str, *, owned: bool) -> np.ndarray:
     """Convert one leaf to an array of 32-bit numbers.
 
     Args:
-        owned: Copy it, so that nothing else writes to its memory; False: share the memory if possible.
+        owned: True to copy the leaf, so that nothing else writes to its memory; False to share the memory if
+            possible.
 
     Raises:
-        DataError: It is not an array of numbers with a first dimension, or an integer does not fit in 32
+        DataError: The leaf is not an array of numbers with a first dimension, or an integer does not fit in 32
             bits.
     """
     torch = sys.modules.get("torch")

@@ -27,7 +27,7 @@ class FirstBatches:
 
     def __init__(self, source: Source, count: int, *, endless: bool = True):
         self._source, self._count, self.endless = source, count, endless
-        self._drawn: list[dict[str, np.ndarray]] = []
+        self._batches: list[dict[str, np.ndarray]] = []
 
     @property
     def axes(self) -> Mapping[str, Axes]:
@@ -38,20 +38,20 @@ class FirstBatches:
         """Return the same batches without repetition."""
         other = FirstBatches(self._source, self._count, endless=False)
         # One list for both: a loader may yield its batches only once.
-        other._drawn = self._drawn
+        other._batches = self._batches
         return other
 
     def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
         if position is not None and not isinstance(position.get("first_batches"), int):
             raise DataError("the data's position is of another source; overfit_batches was not set before")
-        if len(self._drawn) < self._count:
+        if len(self._batches) < self._count:
             # Copies: a source may reuse the memory for its next batch.
             drawn = islice(self._source.batches(), self._count)
-            self._drawn[:] = [{name: np.array(leaf) for name, leaf in batch.items()} for batch, _ in drawn]
-        if len(self._drawn) < self._count:
-            raise DataError(f"overfit_batches={self._count}, and the data has {len(self._drawn)} batches; lower it")
+            self._batches[:] = [{name: np.array(leaf) for name, leaf in batch.items()} for batch, _ in drawn]
+        if len(self._batches) < self._count:
+            raise DataError(f"overfit_batches={self._count}, and the data has {len(self._batches)} batches; lower it")
         number = 0 if position is None else int(position["first_batches"])
         while self.endless or number < self._count:
-            batch = self._drawn[number % self._count]
+            batch = self._batches[number % self._count]
             number += 1
             yield SourcedBatch(dict(batch), {"first_batches": number})

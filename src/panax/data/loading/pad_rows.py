@@ -22,7 +22,7 @@ def pad_batches(source: Source, multiple: int) -> Source:
     """
     if multiple == 1:
         return source
-    return _FilledRows(source, multiple) if isinstance(source, RowSource) else _Filled(source, multiple)
+    return _PaddedRowSource(source, multiple) if isinstance(source, RowSource) else _PaddedSource(source, multiple)
 
 
 def round_up(rows: int, multiple: int) -> int:
@@ -34,7 +34,7 @@ def round_up(rows: int, multiple: int) -> int:
     return -(-rows // multiple) * multiple
 
 
-class _Filled:
+class _PaddedSource:
     def __init__(self, source: Source, multiple: int):
         self._source, self._multiple = source, multiple
 
@@ -52,7 +52,7 @@ class _Filled:
             yield SourcedBatch(_with_zeros(batch, round_up(rows, self._multiple) - rows), after)
 
 
-class _FilledRows(_Filled):
+class _PaddedRowSource(_PaddedSource):
     _source: RowSource
 
     @property
@@ -60,12 +60,14 @@ class _FilledRows(_Filled):
         return round_up(self._source.batch_size, self._multiple)
 
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
-        wanted = np.asarray(rows)
-        own = wanted[wanted < self._source.batch_size]
+        row_array = np.asarray(rows)
+        source_rows = row_array[row_array < self._source.batch_size]
         # A process without rows still reads one, for the shape.
-        for batch, after in self._source.batches_of(own if len(own) else np.zeros(1, np.int64), position):
-            batch = {name: leaf[: len(own)] for name, leaf in batch.items()}
-            yield SourcedBatch(_with_zeros(batch, len(wanted) - len(own)), after)
+        for batch, after in self._source.batches_of(
+            source_rows if len(source_rows) else np.zeros(1, np.int64), position
+        ):
+            batch = {name: leaf[: len(source_rows)] for name, leaf in batch.items()}
+            yield SourcedBatch(_with_zeros(batch, len(row_array) - len(source_rows)), after)
 
 
 def _with_zeros(batch: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:

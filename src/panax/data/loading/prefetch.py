@@ -72,8 +72,7 @@ class PrefetchIterator(Generic[Item]):
         """Stop drawing, and wait until the thread has ended: once, for at most ten seconds, if it is stuck in
         the source.
 
-        There is no waiting after a wait that `should_stop` ended: the last checkpoint, which follows, has little
-        time then.
+        If `should_stop` has ended a wait, this does not wait for the thread, to leave time for the last checkpoint.
         """
         self._stop()
         if self._is_awaited and threading.current_thread() is not self._thread:
@@ -107,14 +106,14 @@ def _owned(iterable: Iterable[Any]) -> Iterator[Any]:
     iterator = iter(iterable)
     try:
         for item in iterator:
-            yield _own(item)
+            yield _copy_arrays(item)
     finally:
         close = getattr(iterator, "close", None)
         if close is not None:
             close()
 
 
-def _own(item: Any) -> Any:
+def _copy_arrays(item: Any) -> Any:
     """Copy the arrays of an item, so that nothing else writes to them."""
     torch = sys.modules.get("torch")
     if isinstance(item, np.ndarray):
@@ -122,10 +121,10 @@ def _own(item: Any) -> Any:
     if torch is not None and isinstance(item, torch.Tensor):
         return item.clone()
     if isinstance(item, dict):
-        return {name: _own(each) for name, each in item.items()}
+        return {name: _copy_arrays(each) for name, each in item.items()}
     if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return type(item)(*map(_own, item))
-    return type(item)(map(_own, item)) if type(item) in (tuple, list) else item
+        return type(item)(*map(_copy_arrays, item))
+    return type(item)(map(_copy_arrays, item)) if type(item) in (tuple, list) else item
 
 
 class _Ahead:
@@ -159,12 +158,12 @@ class _Ahead:
             self._end = reason
             self._changed.notify_all()
 
-    def take(self, gives_up: Callable[[], bool]) -> Any:
+    def take(self, should_stop: Callable[[], bool]) -> Any:
         with self._changed:
             while not self._changed.wait_for(
                 lambda: self._items or self._end is not None or self._stopped, _ASK_SECONDS
             ):
-                if gives_up():
+                if should_stop():
                     raise StopIteration
             if self._stopped:
                 raise StopIteration

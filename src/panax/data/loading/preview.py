@@ -75,9 +75,9 @@ def format_batch(
             for value in names
             if classes[value : value + 1] not in ((), (str(value),))
         }
-        shown = ", ".join(f"{name}: {count}" for name, count in zip(names.values(), counts.tolist()))
+        counts_text = ", ".join(f"{name}: {count}" for name, count in zip(names.values(), counts.tolist()))
         more = f", and {len(values) - _MOST_LABELS} more" if len(values) > _MOST_LABELS else ""
-        lines += _wrapped(f"labels: {shown}{more}", "        ")
+        lines += _wrapped(f"labels: {counts_text}{more}", "        ")
     return lines
 
 

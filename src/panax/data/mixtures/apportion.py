@@ -2,10 +2,10 @@
 schedule.
 
 A part's share of a batch is rarely a whole number. Its remainder is carried over, and each batch gives a part
-the whole rows that are due by its end. The remaining rows go to the parts with the earliest due next row.
-Those are the deadlines of a schedule that fractional rows would meet, and serving the earliest deadline first
-meets them in whole rows too: the rows that a part has received and the sum of its weights differ by less than
-one row after every batch, also while weights change.
+the whole rows that are due by its end. The remaining rows go to the parts with the next row due earliest. The due
+times are deadlines that a schedule of fractional rows would meet, and serving the earliest deadline first meets
+them with whole rows too: the rows that a part has received and the sum of its weights differ by less than one row
+after every batch, also while weights change.
 
 Everything is counted in whole `UNITS_PER_ROW`s of a row, so nothing is rounded and all machines get the same result.
 
@@ -33,11 +33,11 @@ def apportion_shares(weights: Sequence[float], num_rows: int) -> list[int]:
     return found
 
 
-def apportion(owed: Sequence[int], share: Callable[[int], Sequence[int]], num_rows: int) -> list[int]:
+def apportion(deficits: Sequence[int], share: Callable[[int], Sequence[int]], num_rows: int) -> list[int]:
     """Return the number of whole rows of one batch for each part.
 
     Args:
-        owed: Units that each part has received too few of so far; negative if it received too many. The sum
+        deficits: Units that each part has received too few so far; negative if it received too many. The sum
             is 0.
         share: Returns each part's units of the k-th batch from this one on.
         num_rows: Number of rows to assign.
@@ -45,31 +45,33 @@ def apportion(owed: Sequence[int], share: Callable[[int], Sequence[int]], num_ro
     >>> apportion([0, 0], lambda k: apportion_shares([1.0, 3.0], 6), 6)
     [2, 4]
     """
-    due = [before + increment for before, increment in zip(owed, share(0), strict=True)]
+    due = [before + increment for before, increment in zip(deficits, share(0), strict=True)]
     rows = [max(0, amount // UNITS_PER_ROW) for amount in due]
-    left = num_rows - sum(rows)
+    num_remaining = num_rows - sum(rows)
 
     def lack(part: int) -> int:
         return due[part] - rows[part] * UNITS_PER_ROW
 
     # A part can be due too many rows only if weights changed between two batches; then the last to be due
     # waits.
-    while left < 0:
+    while num_remaining < 0:
         rows[min((part for part in range(len(rows)) if rows[part]), key=lack)] -= 1
-        left += 1
-    begun = [part for part in range(len(due)) if lack(part) > 0]
-    if left < len(begun):
-        begun = _by_deadline(begun, [UNITS_PER_ROW - lack(part) for part in range(len(due))], share, left)
-    for part in begun[:left]:
+        num_remaining += 1
+    candidates = [part for part in range(len(due)) if lack(part) > 0]
+    if num_remaining < len(candidates):
+        candidates = _by_deadline(
+            candidates, [UNITS_PER_ROW - lack(part) for part in range(len(due))], share, num_remaining
+        )
+    for part in candidates[:num_remaining]:
         rows[part] += 1
-    while (left := num_rows - sum(rows)) > 0:
+    while (num_remaining := num_rows - sum(rows)) > 0:
         rows[max(range(len(rows)), key=lack)] += 1
     return rows
 
 
 def _by_deadline(parts: list[int], missing: list[int], share: Callable[[int], Sequence[int]], enough: int) -> list[int]:
-    """Return the parts in the order in which their missing units arrive; at least the first `enough` of
-    them."""
+    """Return the parts in the order in which their missing units become due; at least the first `enough` are in
+    order."""
     missing, order = list(missing), []
     waiting = sorted(parts, key=missing.__getitem__)
     for ahead in range(1, _LOOK_AHEAD + 1):

@@ -29,8 +29,8 @@ class _State(NamedTuple):
     """Position of a mixture.
 
     Attributes:
-        batch: Number of batches made so far.
-        rows: Number of rows of each part in them.
+        batch: Number of batches drawn so far.
+        rows: Number of rows of each part in these batches.
         owed: Deficit of each part, in `apportion.UNITS_PER_ROW`.
     """
 
@@ -46,7 +46,7 @@ class MixedSource:
     depend on the others. The number of rows of a batch from a part follows its weight to less than a row;
     their positions in the batch are drawn from the seed. The leaves are those of `PackedSource`.
 
-    Weights and `epochs` may change between two runs of one position: what has been seen stays seen.
+    Weights and `epochs` may change when a run resumes from a position: rows that were read still count.
     """
 
     owns_memory = True  # of each batch: nothing writes to it after it was yielded
@@ -64,7 +64,7 @@ class MixedSource:
         self._rows = tuple(parts)
         self.tokenizers = _tokenizers_of(parts)
         self._seed = seed
-        self._most = [
+        self._max_rows = [
             None if part.epochs is None else max(round(part.epochs * rows.num_rows), 1)
             for part, rows in zip(self._parts, self._rows, strict=True)
         ]
@@ -88,14 +88,14 @@ class MixedSource:
         return self.batches_of(range(self.batch_size), position)
 
     def batches_of(self, rows: WantedRows, position: Position | None = None) -> Iterator[SourcedBatch]:
-        """Yield like `batches`, with only `rows` of each global batch.
+        """Yield batches as `batches` does, with only `rows` of each global batch.
 
         Raises:
             DataError: As `batches` does.
         """
-        nothing = (0,) * len(self._parts)
+        zeros = (0,) * len(self._parts)
         return self._draw(
-            _State(0, nothing, nothing) if position is None else self._state(position), np.asarray(rows, np.int64)
+            _State(0, zeros, zeros) if position is None else self._state(position), np.asarray(rows, np.int64)
         )
 
     def epochs(self, position: Position) -> Mapping[str, float]:
@@ -106,21 +106,21 @@ class MixedSource:
         return {"": sum(drawn) / sum(rows.num_rows for rows in self._rows), **each}
 
     def count_documents(self, position: Position) -> Mapping[str, DocumentCounts]:
-        """Return how often each document of each part has been seen up to `position`: from the position
+        """Return how often each document of each part has been seen up to `position`, computed from the position
         alone."""
         return {
             part.name: DocumentCounts(n / rows.num_rows, rows.starts, rows.document_counts(*divmod(n, rows.num_rows)))
             for part, rows, n in zip(self._parts, self._rows, self._state(position).rows, strict=True)
         }
 
-    def _draw(self, state: _State, wanted: npt.NDArray[np.int64]) -> Iterator[SourcedBatch]:
+    def _draw(self, state: _State, rows: npt.NDArray[np.int64]) -> Iterator[SourcedBatch]:
         while True:
             after = self._next(state)
-            places = self._places(state, after)
-            yield SourcedBatch(assemble(self._rows, places, wanted), self._position(after))
+            locations = self._row_locations(state, after)
+            yield SourcedBatch(assemble(self._rows, locations, rows), self._position(after))
             state = after
 
-    def _places(self, before: _State, after: _State) -> RowLocations:
+    def _row_locations(self, before: _State, after: _State) -> RowLocations:
         order = permutation(
             self.batch_size, seed=derive_part_seed(self._seed, ""), epoch=before.batch, purpose="windows"
         )
@@ -138,27 +138,29 @@ class MixedSource:
 
         If a part is exhausted, the others restart their schedule without deficits.
         """
-        left = [None if max_rows is None else max_rows - n for max_rows, n in zip(self._most, state.rows, strict=True)]
-        active = tuple(n is None or n > 0 for n in left)
-        owed, rows, need = list(state.owed), list(state.rows), self.batch_size
-        if any(amount and not some for amount, some in zip(owed, active, strict=True)):
-            owed = [0] * len(owed)
+        remaining = [
+            None if max_rows is None else max_rows - n for max_rows, n in zip(self._max_rows, state.rows, strict=True)
+        ]
+        active = tuple(n is None or n > 0 for n in remaining)
+        deficits, rows, need = list(state.owed), list(state.rows), self.batch_size
+        if any(amount and not is_active for amount, is_active in zip(deficits, active, strict=True)):
+            deficits = [0] * len(deficits)
         while True:
             if not any(self._weights(state.batch, active)):
-                raise self._used_up(state, need)
+                raise self._exhausted_error(state, need)
             share = functools.partial(self._share, state.batch, active, need)
-            batch_rows = apportion(owed, share, need)
-            over = [n is not None and n < more for n, more in zip(left, batch_rows, strict=True)]
+            batch_rows = apportion(deficits, share, need)
+            over = [n is not None and n < more for n, more in zip(remaining, batch_rows, strict=True)]
             if not any(over):
-                due = [before + increment for before, increment in zip(owed, share(0), strict=True)]
-                owed = [amount - more * UNITS_PER_ROW for amount, more in zip(due, batch_rows, strict=True)]
+                due = [before + increment for before, increment in zip(deficits, share(0), strict=True)]
+                deficits = [amount - more * UNITS_PER_ROW for amount, more in zip(due, batch_rows, strict=True)]
                 rows = [before + more for before, more in zip(rows, batch_rows, strict=True)]
-                return _State(state.batch + 1, tuple(rows), tuple(owed))
+                return _State(state.batch + 1, tuple(rows), tuple(deficits))
             for part in np.flatnonzero(over).tolist():
-                rows[part] += left[part] or 0
-                need -= left[part] or 0
-            active = tuple(some and not used for some, used in zip(active, over, strict=True))
-            owed = [0] * len(owed)
+                rows[part] += remaining[part] or 0
+                need -= remaining[part] or 0
+            active = tuple(is_active and not used for is_active, used in zip(active, over, strict=True))
+            deficits = [0] * len(deficits)
 
     def _share(self, batch: int, active: tuple[bool, ...], need: int, ahead: int) -> list[int]:
         return apportion_shares(self._weights(batch + ahead, active), self.batch_size if ahead else need)
@@ -166,10 +168,10 @@ class MixedSource:
     def _weights_at(self, batch: int, active: tuple[bool, ...]) -> tuple[float, ...]:
         return tuple(part.weight_at(batch) if some else 0.0 for part, some in zip(self._parts, active, strict=True))
 
-    def _used_up(self, state: _State, need: int) -> DataError:
+    def _exhausted_error(self, state: _State, need: int) -> DataError:
         ended = [
             f"{part.name!r} after {part.epochs:g} epochs ({max_rows} rows)"
-            for part, max_rows in zip(self._parts, self._most, strict=True)
+            for part, max_rows in zip(self._parts, self._max_rows, strict=True)
             if part.epochs is not None and max_rows is not None
         ]
         return DataError(
@@ -237,24 +239,24 @@ class ConcatRows:
         self._latest: tuple[int, RowLocations] | None = None
 
     def row(self, epoch: int, index: int) -> PackedRow:
-        part, _, place = (int(leaf[index]) for leaf in self._places(epoch))
+        part, _, place = (int(leaf[index]) for leaf in self._row_locations(epoch))
         return self._parts[part].row(epoch, place)
 
     def read_rows(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
-        places = RowLocations(*(leaf[indices] for leaf in self._places(epoch)))
+        places = RowLocations(*(leaf[indices] for leaf in self._row_locations(epoch)))
         return PackedRow(**gather_rows(self._parts, places, width))
 
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
-        part, _, place = (leaf[indices] for leaf in self._places(epoch))
+        part, _, place = (leaf[indices] for leaf in self._row_locations(epoch))
         return max(self._parts[p].width(epoch, place[part == p]) for p in np.unique(part).tolist())
 
     def document_counts(self, epoch: int, index: int) -> npt.NDArray[np.int64]:
-        taken = np.bincount(self._places(epoch).part[:index], minlength=len(self._parts))
+        taken = np.bincount(self._row_locations(epoch).part[:index], minlength=len(self._parts))
         return np.concatenate(
             [rows.document_counts(epoch, n) for rows, n in zip(self._parts, taken.tolist(), strict=True)]
         )
 
-    def _places(self, epoch: int) -> RowLocations:
+    def _row_locations(self, epoch: int) -> RowLocations:
         latest = self._latest
         if latest is None or latest[0] != epoch:
             sizes = np.array([rows.num_rows for rows in self._parts])

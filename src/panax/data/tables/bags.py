@@ -187,32 +187,32 @@ class Bag(Validated):
         return [value]
 
 
-def check_bags(bags: Sequence[Bag], taken: Iterable[str]) -> None:
+def check_bags(bags: Sequence[Bag], other_leaves: Iterable[str]) -> None:
     """Raise a RecipeError if two leaves of a batch have the same name."""
-    seen = set(taken)
+    leaf_names = set(other_leaves)
     for bag in bags:
         for leaf in bag.leaves:
-            if leaf in seen:
+            if leaf in leaf_names:
                 raise RecipeError(f"two leaves of a batch are called {leaf!r}; rename the leaf of one bag with leaf=")
-            seen.add(leaf)
+            leaf_names.add(leaf)
 
 
 class IdEncoder:
     """The encoder of a bag's column while files are read, from a row's values to its ids.
 
     Attributes:
-        most: The largest id found so far, if values are ids.
+        max_id: The largest id read so far, if values are ids.
         num_cut: Number of rows with more values than the bag's capacity.
     """
 
     def __init__(self, bag: Bag, words: Mapping[str, int] | None = None) -> None:
         """Encode `bag`; `words` has the ids, if the bag has a vocabulary."""
-        self.bag, self.most, self.num_cut = bag, EMPTY, 0
+        self.bag, self.max_id, self.num_cut = bag, EMPTY, 0
         self._spellings = NumberFormats()
         self._words = words
-        self._known: dict[Any, int] = {}
+        self._id_cache: dict[Any, int] = {}
         self._id: Callable[[Any, str], int] = {
-            IntegerIds: self._number, HashBuckets: self._hash, CountVocabulary: self._word, Calendar: self._part,
+            IntegerIds: self._number, HashBuckets: self._hash, CountVocabulary: self._word, Calendar: self._calendar_id,
             HashedIds: self._key,
         }[type(bag.ids)]  # fmt: skip
 
@@ -227,12 +227,12 @@ class IdEncoder:
             case Calendar():
                 return _PARTS[ids.part]
             case IntegerIds():
-                return self.most + 1 if ids.rows is None else ids.rows
+                return self.max_id + 1 if ids.rows is None else ids.rows
             case HashedIds():
                 return 0
 
     def encode(self, value: Any, weights: Any, where: str) -> tuple[list[int], list[float]]:
-        """Return the ids of one row, padded to the capacity, and their weights, if there are any.
+        """Return the ids of one row, padded to the capacity, and their weights; no weights without a weight column.
 
         Raises:
             BadRecordError: A value has no id, there are too many values, or the numbers of weights and ids
@@ -283,14 +283,14 @@ class IdEncoder:
         is_bool = isinstance(value, bool)
         try:
             if not is_bool:
-                return self._known[value]
+                return self._id_cache[value]
         except (KeyError, TypeError):
             pass
         value_id = self._id(value, where)
         self._spellings.add(value)
-        if not is_bool and len(self._known) < 2**20:
-            self._known[value] = value_id
-        self.most = max(self.most, value_id)
+        if not is_bool and len(self._id_cache) < 2**20:
+            self._id_cache[value] = value_id
+        self.max_id = max(self.max_id, value_id)
         return value_id
 
     def _number(self, value: Any, where: str) -> int:
@@ -320,7 +320,7 @@ class IdEncoder:
             len(self._words) + hash_value(self.bag.column, text) % self.bag.ids.hash_buckets if known is None else known
         )
 
-    def _part(self, value: Any, where: str) -> int:
+    def _calendar_id(self, value: Any, where: str) -> int:
         assert isinstance(self.bag.ids, Calendar)
         seconds = parse_seconds(value, self.bag.column, where)
         date = datetime.datetime.fromtimestamp(seconds, zoneinfo.ZoneInfo(self.bag.ids.zone))

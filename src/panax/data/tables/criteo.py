@@ -198,16 +198,16 @@ class _Ids:
     def of(self, codes: Codes) -> npt.NDArray[np.int32]:
         kind = self.kind
         if isinstance(kind, HashBuckets):
-            return (_mixed(codes, self._salt) % np.uint64(kind.buckets)).astype(np.int32)
+            return (_mix(codes, self._salt) % np.uint64(kind.buckets)).astype(np.int32)
         words, ids = self._words
-        shared = (_mixed(codes, self._salt) % np.uint64(kind.hash_buckets)).astype(np.int32) + len(words)
+        shared = (_mix(codes, self._salt) % np.uint64(kind.hash_buckets)).astype(np.int32) + len(words)
         if not len(words):
             return shared
         at = np.minimum(np.searchsorted(words, codes), len(words) - 1)
         return np.where(words[at] == codes, ids[at], shared).astype(np.int32)
 
 
-def _mixed(codes: Codes, salt: np.uint64) -> Codes:
+def _mix(codes: Codes, salt: np.uint64) -> Codes:
     """Apply SplitMix64's mix, so that no bits of Criteo's hashes are favored, and columns are independent."""
     with np.errstate(over="ignore"):
         x = codes + salt * np.uint64(0x9E3779B97F4A7C15)
@@ -243,7 +243,7 @@ def _blocks(files: list[Any], skipped: BadRecordLog) -> Iterator[_Block]:
                     ),
                 )
                 for batch in reader:
-                    yield _parsed(batch, lines, skipped)
+                    yield _parse_block(batch, lines, skipped)
                 lines.report(skipped, [])
         except (*ARROW_ERRORS, arrow.ArrowException) as error:
             if isinstance(error, DataError):
@@ -262,16 +262,16 @@ class _Lines:
         self._invalid.append((row.number, f"{row.actual_columns} fields; expected {row.expected_columns}"))
         return "skip"
 
-    def report(self, skipped: BadRecordLog, others: list[tuple[int, str]], before: int | None = None) -> None:
+    def report(self, skipped: BadRecordLog, invalid: list[tuple[int, str]], before: int | None = None) -> None:
         """Report bad lines and their errors, in order.
 
         Args:
-            others: Bad lines that could be split into fields.
+            invalid: Bad lines that could be split into fields.
             before: Of the lines that could not be split, report only those before this line; None for all.
         """
         mine = [each for each in self._invalid if before is None or each[0] < before]
         self._invalid = self._invalid[len(mine) :]
-        for number, reason in sorted(mine + others):
+        for number, reason in sorted(mine + invalid):
             skipped.add(BadRecord(f"{self._name}, line {number}", reason))
 
     def number(self, rows: int) -> npt.NDArray[np.int64]:
@@ -286,7 +286,7 @@ class _Lines:
         return found
 
 
-def _parsed(batch: Any, lines: _Lines, skipped: BadRecordLog) -> _Block:
+def _parse_block(batch: Any, lines: _Lines, skipped: BadRecordLog) -> _Block:
     """Parse a block's usable lines; report the others."""
     numbers = lines.number(batch.num_rows)
     usable = np.ones(batch.num_rows, bool)
@@ -372,10 +372,10 @@ def _hashes(column: Any) -> tuple[Codes, npt.NDArray[np.bool_]]:
 
 
 def _read(
-    directory: Path, seen: Path
+    directory: Path, verified_dir: Path
 ) -> tuple[dict[str, np.ndarray], list[BadRecord], Mapping[str, int], Mapping[str, str]]:
     path = directory / "header.json"
-    header = read_sealed(path, seen)
+    header = read_sealed(path, verified_dir)
     try:
         count = int(header["num_rows"])
         bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]

@@ -102,15 +102,15 @@ class Sequences(Validated):
         name = f"{kind}-{fingerprint('sequences', *settings, *cache_identity(files))}"
         content = f"{kind}-{fingerprint('sequences', *settings, *stat_files(files))}"
         skipped = BadRecordLog(max_bad_records)
-        made = read_or_build(
+        built = read_or_build(
             root,
             name,
             build=lambda directory: self._build(files, directory, skipped, self._known_items(root, max_bad_records)),
             read=lambda directory: _read(directory, root / VERIFIED_FOLDER),
         )
-        BadRecordLog(max_bad_records).begin(made.bad)
-        notes = (*describe_skipped_files(self.paths, files), *made.notes, *describe_skipped_records(made.bad))
-        return SequenceExamples(made.events, self.last, content, notes=notes, target_times=self.target_times)
+        BadRecordLog(max_bad_records).begin(built.bad)
+        notes = (*describe_skipped_files(self.paths, files), *built.notes, *describe_skipped_records(built.bad))
+        return SequenceExamples(built.events, self.last, content, notes=notes, target_times=self.target_times)
 
     def _known_items(self, root: Path, max_bad_records: int) -> tuple[str, ...] | None:
         """Return the items of the files that ids are taken from; None if ids are counted in these files."""
@@ -153,10 +153,10 @@ class Sequences(Validated):
             )
         few = len(of_user) - len(users)
         if few:
-            left = sum(map(len, of_user.values())) - len(items)
+            num_skipped = sum(map(len, of_user.values())) - len(items)
             notes.append(
                 f"{few:,} of {len(of_user):,} users have fewer than min_events={self.min_events} events; they are "
-                f"skipped, with {left:,} events"
+                f"skipped, with {num_skipped:,} events"
             )
         header = {"num_users": len(users), "num_events": len(items), "bad_records": skipped.bad, "notes": notes}
         write_sealed(directory / "header.json", header, [*arrays, "names.json"])
@@ -197,15 +197,15 @@ class _EventsOfUsers(NamedTuple):
     user_names: tuple[str, ...]
 
 
-class _Made(NamedTuple):
+class _BuiltSequences(NamedTuple):
     events: _EventsOfUsers
     bad: list[BadRecord]
     notes: list[str]
 
 
-def _read(directory: Path, seen: Path) -> _Made:
+def _read(directory: Path, verified_dir: Path) -> _BuiltSequences:
     path = directory / "header.json"
-    header = read_sealed(path, seen)
+    header = read_sealed(path, verified_dir)
     try:
         users, count = int(header["num_users"]), int(header["num_events"])
         bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
@@ -223,7 +223,7 @@ def _read(directory: Path, seen: Path) -> _Made:
             ("offsets.bin", "<i8", users + 1),
         )
     )
-    return _Made(_EventsOfUsers(items, times, offsets, *named), bad, notes)
+    return _BuiltSequences(_EventsOfUsers(items, times, offsets, *named), bad, notes)
 
 
 class SequenceExamples:
@@ -293,8 +293,7 @@ class SequenceExamples:
         )
 
     def split_last(self) -> tuple["SequenceExamples", "SequenceExamples"]:
-        """Split leave-one-out: all events but each user's last to learn from, and the last ones to
-        predict."""
+        """Split leave-one-out: each user's events except the last for training, and the last event to predict."""
         return self._predicting("but_last"), self._predicting("last")
 
     def _predicting(self, which: Events) -> "SequenceExamples":

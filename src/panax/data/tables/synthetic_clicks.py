@@ -19,7 +19,7 @@ from .bags import LARGEST_ID
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticClicks(Validated):
-    """Rows in the shape of Criteo's logs; row n is the same whatever other rows are read.
+    """Rows in the shape of Criteo's logs; row n does not depend on which other rows are read.
 
     Ids are Zipf-distributed. A teacher gives each row a logit: a weight for each id and number, and dot
     products of the ids' hidden vectors for some pairs of columns, which no sum over columns can express. A

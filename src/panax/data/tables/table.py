@@ -143,17 +143,17 @@ class Table(Validated):
         # A moved copy, or a file with changed permissions, holds the same data.
         content = f"{kind}-{fingerprint('table', *settings, *stat_files(files))}"
         bad_records = BadRecordLog(max_bad_records)
-        made = read_or_build(
+        built = read_or_build(
             root,
             name,
             build=lambda directory: self._build(files, directory, bad_records, self._words(files, marks, root)),
             read=lambda directory: self._read(directory, root / VERIFIED_FOLDER),
         )
-        BadRecordLog(max_bad_records).begin(made.bad)
-        times = made.arrays.pop(_TIME, None)
-        notes = [*describe_skipped_files(self.paths, files), *made.notes, *describe_skipped_records(made.bad)]
+        BadRecordLog(max_bad_records).begin(built.bad)
+        times = built.arrays.pop(_TIME, None)
+        notes = [*describe_skipped_files(self.paths, files), *built.notes, *describe_skipped_records(built.bad)]
         return Arrays(
-            made.arrays, content=content, times=times, num_ids=made.num_ids, id_sets=made.id_sets, notes=notes
+            built.arrays, content=content, times=times, num_ids=built.num_ids, id_sets=built.id_sets, notes=notes
         )
 
     def _columns(self) -> list[str]:
@@ -323,9 +323,9 @@ class Table(Validated):
             return int(_finite(self.label, value, where) > self.label_above)
         return (_whole if self.label_type == "int32" else _finite)(self.label, value, where)
 
-    def _read(self, directory: Path, seen: Path) -> "_Made":
+    def _read(self, directory: Path, verified_dir: Path) -> "_BuiltTable":
         path = directory / "header.json"
-        header = read_sealed(path, seen)
+        header = read_sealed(path, verified_dir)
         try:
             count = int(header["num_rows"])
             bad = [BadRecord(str(where), str(reason)) for where, reason in header["bad_records"]]
@@ -339,10 +339,10 @@ class Table(Validated):
         arrays = {
             leaf: map_file(directory / f"{leaf}.bin", dtype, (count, *shape), remedy) for leaf, (dtype, shape) in leaves
         }
-        return _Made(arrays, bad, num_ids, id_sets, notes)
+        return _BuiltTable(arrays, bad, num_ids, id_sets, notes)
 
 
-class _Made(NamedTuple):
+class _BuiltTable(NamedTuple):
     """The cached form of a table."""
 
     arrays: dict[str, np.ndarray]

@@ -57,7 +57,7 @@ def read_blocks(
         lists: True if a column of a Parquet file may hold lists.
 
     Raises:
-        DataError: It can't be read, is not a table, lacks a column, or a row is too large.
+        DataError: The file can't be read, is not a table, lacks a column, or a row is too large.
     """
     plain = name.lower()
     while plain.endswith((*SUFFIXES, ".zip")):
@@ -80,22 +80,22 @@ def read_blocks(
 
 
 class _Lines:
-    """Lines of a text file, with lines, and rows of several lines, limited to the size of a record."""
+    """Lines of a text file; a line, or a row of several lines, is limited to the size of a record."""
 
     def __init__(self, file: Any, name: str, max_record_bytes: int) -> None:
-        self._file, self._name, self._most = file, name, max_record_bytes
-        self._number = self.taken = 0
+        self._file, self._name, self._max_bytes = file, name, max_record_bytes
+        self._number = self.row_size = 0
 
     def __iter__(self) -> "_Lines":
         return self
 
     def __next__(self) -> str:
-        line = self._file.readline(self._most + 1 - self.taken)
+        line = self._file.readline(self._max_bytes + 1 - self.row_size)
         self._number += 1
-        self.taken += len(line)
-        if self.taken > self._most:
+        self.row_size += len(line)
+        if self.row_size > self._max_bytes:
             raise DataError(
-                f"{self._name}, line {self._number}: {describe_oversize(self.taken, self._most, least=True)}"
+                f"{self._name}, line {self._number}: {describe_oversize(self.row_size, self._max_bytes, at_least=True)}"
             )
         if not line:
             raise StopIteration
@@ -105,7 +105,7 @@ class _Lines:
 def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, max_record_bytes: int) -> Iterator[RowBlock]:
     # Bytes that are not UTF-8 become surrogates, so that only their row is bad.
     with (
-        _unpacked(path, name) as raw,
+        _open_unpacked(path, name) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as file,
     ):
         lines = _Lines(file, name, max_record_bytes)
@@ -114,7 +114,7 @@ def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, max_r
             heading = next(rows, [])
             _check_columns(columns, heading, name)
             places = {column: heading.index(column) for column in columns}
-            while block := _rows_of(rows, lines, name):
+            while block := _next_rows(rows, lines, name):
                 complete_rows = [(where, row) for where, row in block if len(row) == len(heading)]
                 bad = [
                     BadRecord(where, f"{len(row)} values; expected {len(heading)}, as in the heading")
@@ -128,7 +128,7 @@ def _csv_blocks(path: Path, name: str, columns: list[str], delimiter: str, max_r
 
 
 @contextlib.contextmanager
-def _unpacked(path: Path, name: str) -> Iterator[Any]:
+def _open_unpacked(path: Path, name: str) -> Iterator[Any]:
     """Open a file's bytes, decompressed: for an archive, those of its single file."""
     if not zipfile.is_zipfile(path):
         if name.lower().endswith(SUFFIXES) and not is_compressed(path):
@@ -150,16 +150,16 @@ def _unpacked(path: Path, name: str) -> Iterator[Any]:
             yield bounded
 
 
-def _rows_of(rows: Any, lines: _Lines, name: str) -> list[tuple[str, list[str]]]:
+def _next_rows(rows: Any, lines: _Lines, name: str) -> list[tuple[str, list[str]]]:
     """Return the next rows, with their locations."""
     block, size = [], 0
     while len(block) < _ROWS_AT_ONCE and size < _BLOCK_BYTES:
-        lines.taken = 0
+        lines.row_size = 0
         row = next(rows, None)
         if row is None:
             break
         block.append((f"{name}, line {rows.line_num}", row))
-        size += lines.taken
+        size += lines.row_size
     return block
 
 
@@ -191,12 +191,12 @@ def _parquet_blocks(
 
 
 def _numpy_blocks(path: Path, name: str, columns: list[str], max_record_bytes: int) -> Iterator[RowBlock]:
-    """Read as a stream: sizes stored in an archive are never allocated."""
+    """Yield rows of an archive's arrays, read as a stream, so that no size stored in the archive is allocated."""
     try:
         with open_zip(path) as archive, contextlib.ExitStack() as opened:
             present = [entry.removesuffix(".npy") for entry in archive.namelist()]
             _check_columns(columns, present, name)
-            arrays = {column: _opened_array(archive, column, opened) for column in columns}
+            arrays = {column: _open_array(archive, column, opened) for column in columns}
             shapes = {column: shape for column, (_, shape, _) in arrays.items()}
             if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
                 raise DataError(f"{name} has columns of the shapes {shapes}; expected one dimension, of one length")
@@ -207,7 +207,7 @@ def _numpy_blocks(path: Path, name: str, columns: list[str], max_record_bytes: i
             step = max(1, min(_ROWS_AT_ONCE, _BLOCK_BYTES // max(1, row_bytes)))
             for begin in range(0, count, step):
                 rows = min(step, count - begin)
-                part = {column: _some(file, dtype, rows) for column, (file, _, dtype) in arrays.items()}
+                part = {column: _read_values(file, dtype, rows) for column, (file, _, dtype) in arrays.items()}
                 yield RowBlock(part, [f"{name}, row {number}" for number in range(begin, begin + rows)])
     except DataError:
         raise
@@ -228,7 +228,7 @@ def _numpy_blocks(path: Path, name: str, columns: list[str], max_record_bytes: i
         ) from None
 
 
-def _opened_array(
+def _open_array(
     archive: zipfile.ZipFile, column: str, opened: contextlib.ExitStack
 ) -> tuple[Any, tuple[int, ...], np.dtype]:
     """Open an array of an archive, positioned after its header."""
@@ -242,11 +242,13 @@ def _opened_array(
     return file, shape, dtype
 
 
-def _some(file: Any, dtype: np.dtype, rows: int) -> list[Any]:
+def _read_values(file: Any, dtype: np.dtype, rows: int) -> list[Any]:
     """Return the next values of an array."""
     data = file.read(rows * dtype.itemsize)
     if len(data) != rows * dtype.itemsize:
-        raise ValueError(f"an array ends {rows * dtype.itemsize - len(data)} bytes before its end")
+        raise ValueError(
+            f"an array ends {rows * dtype.itemsize - len(data)} bytes before the end that its header states"
+        )
     if dtype.kind == "U" and dtype.itemsize:
         # Python makes strings of any codes, and fails when they are read.
         codes = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))

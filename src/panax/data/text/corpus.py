@@ -36,7 +36,7 @@ class Document:
 
     Attributes:
         text: The text to learn; each of its tokens, and the end-of-document token after it, carries loss.
-        prompt: Text before it that carries no loss.
+        prompt: Text before `text`, which carries no loss.
         where: The file and the line or row of the document, for messages.
     """
 
@@ -59,7 +59,7 @@ class BadRecord(NamedTuple):
 
 @runtime_checkable
 class Corpus(Protocol):
-    """Interface of corpora: any class with these two methods will do."""
+    """Interface of corpora, implemented by any class with these two methods."""
 
     def documents(self) -> Iterator[Document | BadRecord]:
         """Yield the documents, always in the same order, and a `BadRecord` in place of each that can't be
@@ -79,7 +79,7 @@ class CorpusFilter(Protocol):
     """A corpus that drops documents of another one.
 
     Attributes:
-        corpus: The corpus that makes the documents.
+        corpus: The corpus that yields the documents.
     """
 
     @property

@@ -50,7 +50,7 @@ class DocumentEncoder(Protocol):
         """Check the documents as a whole, after the last one.
 
         Raises:
-            DataError: They can't be trained on.
+            DataError: The documents can't be trained on.
         """
         ...
 
@@ -67,7 +67,7 @@ class EncodedCorpus(Protocol):
 
 
 def inner_corpus(corpus: Corpus) -> Corpus:
-    """Return the corpus that makes the documents, without a filter around it."""
+    """Return the corpus that yields the documents, without a filter around it."""
     return corpus.corpus if isinstance(corpus, CorpusFilter) else corpus
 
 
@@ -75,7 +75,7 @@ def make_encoder(corpus: Corpus, tokenizer: Tokenizer) -> DocumentEncoder:
     """Return the encoder of a corpus's documents.
 
     Raises:
-        DataError: The tokenizer does not suit them.
+        DataError: The tokenizer does not suit the documents.
     """
     inner = inner_corpus(corpus)
     return inner.encoder(tokenizer) if isinstance(inner, EncodedCorpus) else TextEncoder(tokenizer)
@@ -85,8 +85,8 @@ class TextEncoder:
     """Encoder of texts, or prompts and answers; special tokens in them are encoded as the characters they are.
 
     Prompts and answers are encoded separately, so that the mask boundary is between two tokens. With a tokenizer that puts a
-    space before each text they are encoded as one text and split at the answer: separately, each answer would begin with a
-    space that is not there.
+    space before each text they are encoded as one text and split at the answer: encoded separately, each answer would begin
+    with an additional space.
     """
 
     fingerprint = ""
@@ -118,7 +118,7 @@ class TextEncoder:
         """Return the ids of each document's prompt, and of its text."""
         if self.tokenizer.marks_beginnings:
             return self.tokenizer.encode_pairs([(document.prompt, document.text) for document in documents])
-        pieces = [(_cut(document.prompt), _cut(document.text)) for document in documents]
+        pieces = [(_split_text(document.prompt), _split_text(document.text)) for document in documents]
         encoded = iter(self.tokenizer.encode_batch([piece for pair in pieces for part in pair for piece in part]))
 
         def of(part: list[str]) -> list[int]:
@@ -127,7 +127,7 @@ class TextEncoder:
         return [(of(prompt), of(text)) for prompt, text in pieces]
 
 
-def _cut(text: str) -> list[str]:
+def _split_text(text: str) -> list[str]:
     """Cut a long text into pieces that several cores can encode, each before white space that follows a word.
 
     Byte-level tokenizers split words there anyway, so the tokens stay the same.

@@ -44,7 +44,7 @@ PlainCorpus = TextCorpus | TokenFile | MegatronTokens
 class FilteredCorpus(Validated):
     """The documents of another corpus that pass; the others are dropped and counted.
 
-    For anything else, write a custom corpus: a class with a `documents` method that yields the documents to
+    For other filters, write a custom corpus: a class with a `documents` method that yields the documents to
     retain.
 
     Attributes:

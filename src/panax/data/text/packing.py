@@ -5,7 +5,7 @@ Packed: the documents of an epoch, in an order drawn from the seed, are one long
 the sequence length; the windows are then permuted too, so that a batch is not one long document. Each token
 is in exactly one window of an epoch. The last window is padded.
 
-Any row can be made at any time in any order from O(documents) memory, so order can't depend on devices or
+Any row can be computed at any time from O(documents) memory, so that the order does not depend on devices or
 processes.
 """
 
@@ -45,7 +45,7 @@ class Documents:
 
     Attributes:
         store: The token file.
-        starts: Offset of each document in it, in tokens.
+        starts: Offset of each document in the token file, in tokens.
         lengths: Length of each document in tokens, including its end; at least 1.
         fingerprint: A hash of the selection of documents and of their content.
     """
@@ -155,7 +155,7 @@ class PackedRows:
             segment=number + 1,
             start=self._documents.starts[document] + (begin - stream_start),
             length=end - begin,
-            whole=stream_end <= ends[row],
+            ends_document=stream_end <= ends[row],
         )
         return _gather(self._documents.store, pieces, (len(indices), width))
 
@@ -210,7 +210,7 @@ class PaddedRows:
         Args:
             sequence_length: Maximum number of tokens in a row.
             seed: Seed of the order.
-            buckets: The lengths that a batch may have, ascending; `sequence_length` is always one.
+            buckets: The lengths that a batch may have, ascending; `sequence_length` is always included.
         """
         self.seed = seed
         self.sequence_length = sequence_length
@@ -240,7 +240,7 @@ class PaddedRows:
             segment=np.ones(len(indices), np.int64),
             start=self._documents.starts[document],
             length=kept_lengths,
-            whole=kept_lengths == length,
+            ends_document=kept_lengths == length,
         )
         return _gather(self._documents.store, pieces, (len(indices), width))
 
@@ -301,7 +301,7 @@ class _Pieces(NamedTuple):
         segment: Index of the piece in its row, from 1.
         start: Its offset in the token file.
         length: Length in tokens; at least 1.
-        whole: True if its document ends with it.
+        ends_document: True if the piece is the end of its document.
     """
 
     row: npt.NDArray[np.int64]
@@ -309,7 +309,7 @@ class _Pieces(NamedTuple):
     segment: npt.NDArray[np.int64]
     start: npt.NDArray[np.int64]
     length: npt.NDArray[np.int64]
-    whole: npt.NDArray[np.bool_]
+    ends_document: npt.NDArray[np.bool_]
 
 
 def _first(rows: PackedRow) -> PackedRow:
@@ -317,30 +317,30 @@ def _first(rows: PackedRow) -> PackedRow:
 
 
 def _gather(store: TokenStore, pieces: _Pieces, shape: tuple[int, int]) -> PackedRow:
-    """Assemble rows from their pieces, all at once: each leaf is written in a few passes, whatever the number
-    of rows."""
+    """Assemble rows from their pieces together: each leaf is written in a few passes, regardless of the number of
+    rows."""
     size = shape[0] * shape[1]
-    place = pieces.row * shape[1] + pieces.offset
-    last = place + pieces.length - 1
-    run = np.diff(place, append=size)  # each piece, and the padding after it, if any
+    destination = pieces.row * shape[1] + pieces.offset
+    last = destination + pieces.length - 1
+    run = np.diff(destination, append=size)  # each piece, and the padding after it, if any
     num_tokens = int(pieces.length.sum())
-    copy = _copy_pieces if len(place) * _PIECE_TOKENS < num_tokens else _copy_by_index
+    copy = _copy_pieces if len(destination) * _PIECE_TOKENS < num_tokens else _copy_by_index
     # The target of a piece's last token is in the file, outside the row; a document's last token has none.
-    following = np.where(pieces.whole, 0, pieces.start + pieces.length)
-    tokens = copy(store.tokens, pieces, place, run, np.int32)
+    following = np.where(pieces.ends_document, 0, pieces.start + pieces.length)
+    tokens = copy(store.tokens, pieces, destination, run, np.int32)
     targets = np.empty(size, np.int32)
     targets[:-1] = tokens[1:]
-    targets[last] = np.where(pieces.whole, 0, store.tokens[following])
+    targets[last] = np.where(pieces.ends_document, 0, store.tokens[following])
     if store.loss_mask is None:
         loss_mask = np.ones(size, np.float32)
     else:
         loss_mask = np.empty(size, np.float32)
-        loss_mask[:-1] = copy(store.loss_mask, pieces, place, run, np.float32)[1:] != 0
+        loss_mask[:-1] = copy(store.loss_mask, pieces, destination, run, np.float32)[1:] != 0
         loss_mask[last] = store.loss_mask[following] != 0
-    loss_mask[last[pieces.whole]] = 0
+    loss_mask[last[pieces.ends_document]] = 0
     position = np.arange(size, dtype=np.int32)
-    position -= np.repeat(place.astype(np.int32), run)
-    made = PackedRow(
+    position -= np.repeat(destination.astype(np.int32), run)
+    rows = PackedRow(
         tokens.reshape(shape),
         targets.reshape(shape),
         loss_mask.reshape(shape),
@@ -348,27 +348,27 @@ def _gather(store: TokenStore, pieces: _Pieces, shape: tuple[int, int]) -> Packe
         position.reshape(shape),
     )
     if num_tokens < size:
-        padding = made.position >= np.repeat(pieces.length.astype(np.int32), run).reshape(shape)
-        for leaf in made:
+        padding = rows.position >= np.repeat(pieces.length.astype(np.int32), run).reshape(shape)
+        for leaf in rows:
             leaf[padding] = 0
-    return made
+    return rows
 
 
 def _copy_pieces(
-    source: np.ndarray, pieces: _Pieces, place: npt.NDArray[np.int64], run: npt.NDArray[np.int64], dtype: type
+    source: np.ndarray, pieces: _Pieces, destination: npt.NDArray[np.int64], run: npt.NDArray[np.int64], dtype: type
 ) -> np.ndarray:
     """Copy each piece separately; positions between pieces are zero."""
     out = np.zeros(int(run.sum()), dtype)
-    for start, length, to in zip(pieces.start.tolist(), pieces.length.tolist(), place.tolist(), strict=True):
+    for start, length, to in zip(pieces.start.tolist(), pieces.length.tolist(), destination.tolist(), strict=True):
         out[to : to + length] = source[start : start + length]
     return out
 
 
 def _copy_by_index(
-    source: np.ndarray, pieces: _Pieces, place: npt.NDArray[np.int64], run: npt.NDArray[np.int64], dtype: type
+    source: np.ndarray, pieces: _Pieces, destination: npt.NDArray[np.int64], run: npt.NDArray[np.int64], dtype: type
 ) -> np.ndarray:
     """Copy all pieces by one gather; positions between pieces hold the tokens that follow them in the
     file."""
-    here = np.arange(int(run.sum()))
-    here += np.repeat(pieces.start - place, run)
-    return source.take(here, mode="clip").astype(dtype)
+    indices = np.arange(int(run.sum()))
+    indices += np.repeat(pieces.start - destination, run)
+    return source.take(indices, mode="clip").astype(dtype)

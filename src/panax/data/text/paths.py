@@ -102,7 +102,7 @@ def make_corpus(
     corpora: list[Any] = []
     read: dict[type, list[str]] = {}
     for path in dict.fromkeys(map(str, paths)):
-        reader = _read_by(path, chats=chats and not fields)
+        reader = _choose_corpus(path, chats=chats and not fields)
         if isinstance(reader, tuple):
             read.setdefault(reader[0], []).extend(reader[1])
         else:
@@ -125,7 +125,7 @@ def make_corpus(
     return ConcatCorpus(corpora=tuple(corpora))
 
 
-def _read_by(path: str, *, chats: bool = True) -> Any:
+def _choose_corpus(path: str, *, chats: bool = True) -> Any:
     """Return a corpus, or the corpus type that reads the path together with others of its kind, and the paths
     for it.
 
@@ -140,16 +140,18 @@ def _read_by(path: str, *, chats: bool = True) -> Any:
     many = folder or (is_remote(path) and not single and not glob.has_magic(path))
     if many and (prepared := _prepared_folder(path, files)) is not None:
         return prepared
-    kind_of = _kinds(files, single=not many, chats=chats)
+    kind_of = _types_by_file(files, single=not many, chats=chats)
     kinds = Counter(kind_of.values())
     unknown = kinds.pop(None, 0)
     if not kinds:
-        return _of_unknown(path, files)
+        return _read_unknown(path, files)
     if len(kinds) > 1:
         raise DataError(
             f"{path} holds {_counted(kinds, kind_of)}; expected one kind. Name the files to use, each as a separate "
             f"path: "
-            + ", ".join(_globs(path, _known(files, kind_of)) if many else sorted({f"*{_end(file)}" for file in files}))
+            + ", ".join(
+                _globs(path, _recognized(files, kind_of)) if many else sorted({f"*{_end(file)}" for file in files})
+            )
         )
     if unknown and not many:
         other = next(name for name, kind in kind_of.items() if kind is None)
@@ -160,15 +162,15 @@ def _read_by(path: str, *, chats: bool = True) -> Any:
     assert kind is not None
     if kind is MegatronTokens:
         return _tokens(path, files)
-    known = _known(files, kind_of)
-    return kind, _paths_of(kind, path, known) if many else [path]
+    known = _recognized(files, kind_of)
+    return kind, _paths_for(kind, path, known) if many else [path]
 
 
-def _known(files: Sequence[DataFile], kind_of: Mapping[str, type | None]) -> list[DataFile]:
+def _recognized(files: Sequence[DataFile], kind_of: Mapping[str, type | None]) -> list[DataFile]:
     return [file for file in files if kind_of[file.name] is not None]
 
 
-def _paths_of(kind: Any, path: str, files: Sequence[DataFile]) -> list[str]:
+def _paths_for(kind: Any, path: str, files: Sequence[DataFile]) -> list[str]:
     """Return paths by which a corpus reads exactly these files of a folder: the folder, globs of some
     endings, or each file."""
     names = {file.name for file in files}
@@ -214,7 +216,7 @@ def _tokens(path: str, files: Sequence[DataFile]) -> TokenFile:
     return MegatronTokens(path=stem)
 
 
-def _of_unknown(path: str, files: Sequence[DataFile]) -> tuple[type, list[str]]:
+def _read_unknown(path: str, files: Sequence[DataFile]) -> tuple[type, list[str]]:
     """Return text files if the first file is text, whatever its name."""
     first = files[0]
     begin = b"" if first.remote is not None else _begin(first)
@@ -256,13 +258,13 @@ def _end(file: DataFile) -> str:
     return "".join(name.suffixes[-2:]) if name.suffix.lower() in SUFFIXES else name.suffix
 
 
-def _kinds(files: Sequence[DataFile], *, single: bool, chats: bool) -> dict[str, type | None]:
+def _types_by_file(files: Sequence[DataFile], *, single: bool, chats: bool) -> dict[str, type | None]:
     """Return the corpus type that reads each file, by file name; None if no type does."""
     looked_at: Counter[str] = Counter()
     kinds: dict[str, type | None] = {}
     for file in files:
         end = _end(file).lower()
-        named = _named(end)
+        named = _type_of_suffix(end)
         looked_at[end] += 1
         if file.remote is not None:
             # A single named file is intended as data; among others, a .json file usually describes a data set
@@ -271,12 +273,12 @@ def _kinds(files: Sequence[DataFile], *, single: bool, chats: bool) -> dict[str,
         else:
             is_code = named is TextFiles and end not in _PLAIN_TEXTS
             by_name = is_code or named in (WebDataset, MegatronTokens, ArrayRecord) or looked_at[end] > _LOOKED_AT
-            kind = named if by_name else _of_content(file, named)
+            kind = named if by_name else _type_of_content(file, named)
             kinds[file.name] = Chats if chats and kind in (Jsonl, Parquet) and _holds_chats(file, kind) else kind
     return kinds
 
 
-def _named(end: str) -> type | None:
+def _type_of_suffix(end: str) -> type | None:
     return (
         TextFiles
         if end in TEXT_SUFFIXES
@@ -284,7 +286,7 @@ def _named(end: str) -> type | None:
     )
 
 
-def _of_content(file: DataFile, named: type | None) -> type | None:
+def _type_of_content(file: DataFile, named: type | None) -> type | None:
     """Return the corpus type that reads a file, by its first bytes; by its name if they are inconclusive."""
     begin = _begin(file)
     if (kind := _OF_BYTES.get(detect_format(begin) or "")) is not None:

@@ -87,7 +87,7 @@ class UsableDocuments:
         """Count a bad record.
 
         Raises:
-            DataError: There are more than the limit.
+            DataError: There are more bad records than the limit.
         """
         self.bad.append(record)
         raise_bad_records(len(self.bad), self._limits.max_bad_records, self.bad)
@@ -117,10 +117,10 @@ def raise_bad_records(count: int, max_bad_records: int, first: Sequence[BadRecor
     """
     if count <= max_bad_records:
         return
-    shown = [f"{where}: {reason}" for where, reason in first[:_SHOWN]]
-    if max_bad_records == 0 and count == 1 and shown:
-        raise DataError(shown[0])
+    listed = [f"{where}: {reason}" for where, reason in first[:_SHOWN]]
+    if max_bad_records == 0 and count == 1 and listed:
+        raise DataError(listed[0])
     raise DataError(
-        f"{count} or more bad records, where max_bad_records={max_bad_records}; the first: {'; '.join(shown) or 'unknown'}. "
+        f"{count} or more bad records, where max_bad_records={max_bad_records}; the first: {'; '.join(listed) or 'unknown'}. "
         "Repair them, or raise max_bad_records"
     )

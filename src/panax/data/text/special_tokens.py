@@ -31,8 +31,8 @@ class TokenizerCompanions:
         config: Content of tokenizer_config.json, and of the older special_tokens_map.json.
         template: The chat template, if it has a separate file.
         generation: Content of generation_config.json.
-        other_templates: Templates by name that have files of their own, as "tool_use".
-        answer_ends: Further ids at which generation stops, as a chat template ends answers.
+        other_templates: Templates in separate files, by name, such as "tool_use".
+        answer_ends: Further ids at which generation stops, with which a chat template ends answers.
     """
 
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -49,7 +49,7 @@ class TokenizerCompanions:
         return token if isinstance(token, str) else None
 
     def ids(self, vocabulary: Mapping[str, int]) -> dict[str, int | None]:
-        """Return `bos_token_id`, `eos_token_id` and `pad_token_id`, None if there is none."""
+        """Return `bos_token_id`, `eos_token_id` and `pad_token_id`; None for a missing token."""
         return {f"{role}_token_id": vocabulary.get(self.token(role) or "") for role in _ROLES}
 
     def set_end_token(self, end: str, start: Sequence[str]) -> "TokenizerCompanions":
@@ -93,13 +93,13 @@ class TokenizerCompanions:
         return named if self.template is None else {**named, "default": self.template}
 
     def end_ids(self) -> tuple[int, ...]:
-        """Return the ids at which generation stops, besides the end of a document."""
+        """Return the ids at which generation stops, in addition to the end of a document."""
         ends = self.generation.get("eos_token_id") if self.generation else None
         listed = ends if isinstance(ends, list) else [ends]
         return (*(each for each in listed if isinstance(each, int) and not isinstance(each, bool)), *self.answer_ends)
 
     def with_chat(self, template: str, answer_ends: Sequence[int]) -> "TokenizerCompanions":
-        """Return a copy with this chat template, unless it is one of those here, and with these ends of answers."""
+        """Return a copy with this chat template, unless the tokenizer has it already, and with these ends of answers."""
         ends = tuple(dict.fromkeys([*self.answer_ends, *answer_ends]))
         if template in self.chat_templates().values():
             return dataclasses.replace(self, answer_ends=ends)
@@ -172,7 +172,7 @@ def strip_start_tokens(text: str, where: str) -> str:
     """Return a tokenizer.json with a post-processor that puts nothing before a text.
 
     Raises:
-        RecipeError: Its post-processor is not a template.
+        RecipeError: The post-processor is not a template.
     """
     content = json_reader.parse(text)
 

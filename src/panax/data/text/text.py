@@ -46,10 +46,10 @@ class TextData(Validated):
             choice depends on the corpus only, so that runs with different seeds are evaluated on the same
             documents, and resuming from a checkpoint with another seed does not train on them. Of a mixture,
             taken from each part.
-        packing: Fill each row with documents up to `sequence_length`; else each row is one document,
-            truncated there.
+        packing: Fill each row with documents up to `sequence_length`; else each row is one document, truncated to
+            this length.
         buckets: Without packing, the sequence lengths that a batch may have, ascending; `sequence_length` is
-            always one.
+            always included.
         max_characters: A longer document (prompt and text together) is a bad record. None: no limit.
         max_bad_records: Up to this many unusable records of a corpus are skipped and recorded; more are an
             error.
@@ -132,7 +132,7 @@ class TextData(Validated):
         return tuple(lines)
 
     def _special_note(self, part: "OpenedPart") -> Iterator[str]:
-        """Yield a note if plain texts spell special tokens, which are then no special tokens."""
+        """Yield a note if plain texts spell special tokens, which are then encoded as ordinary characters."""
         count, documents = part.training.store.num_with_special_tokens, len(part.training.store.offsets) - 1
         if count and part.training.store.end_of_document is not None:
             yield (
@@ -265,9 +265,9 @@ class OpenedText:
         counts, judged = np.zeros((2, self.vocab_size), np.int64)
         for part in self.parts.values():
             every = part.training.store.target_counts
-            kept = every if part.held_out is None else _count_targets(part.held_out)
-            counts[: len(every)] += every if part.held_out is None else every - kept
-            judged[: len(kept)] += kept
+            held_out_counts = every if part.held_out is None else _count_targets(part.held_out)
+            counts[: len(every)] += every if part.held_out is None else every - held_out_counts
+            judged[: len(held_out_counts)] += held_out_counts
         # A document that was split in two has one more target than its halves together, hence the floor at 0.
         smoothed = np.maximum(counts, 0) + 1.0
         return float(-(judged @ np.log(smoothed / smoothed.sum())) / judged.sum()) if judged.any() else math.nan

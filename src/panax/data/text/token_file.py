@@ -66,7 +66,7 @@ class TokenFile(Validated):
         """Open the file; a flat file is scanned once, and the result is stored in the directory `cache`.
 
         Raises:
-            DataError: It can't be read, is damaged, or does not match its settings.
+            DataError: The file can't be read, is damaged, or does not match the settings.
         """
         path = expand_user(self.path)
         directory = path if path.is_dir() else path.parent
@@ -78,7 +78,7 @@ class TokenFile(Validated):
                 raise RecipeError(
                     f"{', '.join(setting_names)} has no effect: {directory / HEADER} states it; remove it"
                 )
-            return open_tokens(directory, seen=cache / VERIFIED_FOLDER)
+            return open_tokens(directory, verified_dir=cache / VERIFIED_FOLDER)
         if not path.is_file():
             raise DataError(f"{path} is not a token file; expected a directory with {HEADER}, or a flat file of ids")
         if self.dtype not in DTYPES:
@@ -87,7 +87,7 @@ class TokenFile(Validated):
             cache,
             f"index-v{FORMAT_VERSION}-{self.fingerprint()}",
             build=lambda target: self._index(path, target),
-            read=lambda entry: open_tokens(entry, tokens=path, seen=cache / VERIFIED_FOLDER),
+            read=lambda entry: open_tokens(entry, tokens=path, verified_dir=cache / VERIFIED_FOLDER),
         )
 
     def _index(self, path: Path, target: Path) -> None:

@@ -148,7 +148,7 @@ class PackedSource:
             raise DataError(f"the saved data position has epoch {epoch!r} and index {index!r}; expected {limits}")
         return epoch * self.rows.num_rows + index
 
-    def _draw(self, start: int, wanted: npt.NDArray[np.int64]) -> Iterator[SourcedBatch]:
+    def _draw(self, start: int, rows: npt.NDArray[np.int64]) -> Iterator[SourcedBatch]:
         while self._total is None or start < self._total:
             end = start + self.batch_size
             number = np.arange(start, end)
@@ -156,8 +156,8 @@ class PackedSource:
             if self._total is not None and end > self._total:
                 part[number >= self._total] = PADDING
                 end = self._total
-            places = RowLocations(part, *np.divmod(number, self.rows.num_rows))
-            yield SourcedBatch(assemble((self.rows,), places, wanted), self._position(end))
+            locations = RowLocations(part, *np.divmod(number, self.rows.num_rows))
+            yield SourcedBatch(assemble((self.rows,), locations, rows), self._position(end))
             start = end
 
 
@@ -198,25 +198,23 @@ class RowLocations(NamedTuple):
 
 
 def assemble(
-    parts: Sequence[PackedRowSource], places: RowLocations, wanted: npt.NDArray[np.int64]
+    parts: Sequence[PackedRowSource], locations: RowLocations, rows: npt.NDArray[np.int64]
 ) -> dict[str, np.ndarray]:
-    """Read the `wanted` rows of a global batch, with the width of the global batch so that shapes agree on
-    all processes.
-    """
-    width = max(parts[part].width(epoch, places.row[slots]) for part, epoch, slots in _groups(places))
-    return gather_rows(parts, RowLocations(*(leaf[wanted] for leaf in places)), width)
+    """Read `rows` of a global batch, with the width of the global batch so that shapes agree on all processes."""
+    width = max(parts[part].width(epoch, locations.row[slots]) for part, epoch, slots in _groups(locations))
+    return gather_rows(parts, RowLocations(*(leaf[rows] for leaf in locations)), width)
 
 
-def gather_rows(parts: Sequence[PackedRowSource], places: RowLocations, width: int) -> dict[str, np.ndarray]:
+def gather_rows(parts: Sequence[PackedRowSource], locations: RowLocations, width: int) -> dict[str, np.ndarray]:
     """Read rows of several parts and epochs, padded to `width` tokens."""
-    num_rows = len(places.part)
+    num_rows = len(locations.part)
     batch: dict[str, np.ndarray] | None = None
-    for part, epoch, slots in _groups(places):
+    for part, epoch, slots in _groups(locations):
         if len(slots) == num_rows:
-            return parts[part].read_rows(epoch, places.row, width)._asdict()
-        made = parts[part].read_rows(epoch, places.row[slots], width)._asdict()
+            return parts[part].read_rows(epoch, locations.row, width)._asdict()
+        rows = parts[part].read_rows(epoch, locations.row[slots], width)._asdict()
         batch = batch or _empty(num_rows, width)
-        for name, leaf in made.items():
+        for name, leaf in rows.items():
             batch[name][slots] = leaf
     return batch or _empty(num_rows, width)
 
@@ -225,17 +223,17 @@ def _empty(rows: int, width: int) -> dict[str, np.ndarray]:
     return {name: np.zeros((rows, width), dtype) for name, dtype in TEXT_LEAVES.items()}
 
 
-def _groups(places: RowLocations) -> Iterator[tuple[int, int, npt.NDArray[np.int64]]]:
+def _groups(locations: RowLocations) -> Iterator[tuple[int, int, npt.NDArray[np.int64]]]:
     """Yield (part, epoch, indices in the batch) of the rows that have a part and epoch in common."""
-    if not len(places.part):
+    if not len(locations.part):
         return
-    part, epoch = int(places.part[0]), int(places.epoch[0])
-    if part != PADDING and (places.part == part).all() and (places.epoch == epoch).all():
-        yield part, epoch, np.arange(len(places.part))
+    part, epoch = int(locations.part[0]), int(locations.epoch[0])
+    if part != PADDING and (locations.part == part).all() and (locations.epoch == epoch).all():
+        yield part, epoch, np.arange(len(locations.part))
         return
-    for part in np.unique(places.part).tolist():
+    for part in np.unique(locations.part).tolist():
         if part != PADDING:
-            of_part = np.flatnonzero(places.part == part)
-            epochs = places.epoch[of_part]
+            of_part = np.flatnonzero(locations.part == part)
+            epochs = locations.epoch[of_part]
             for epoch in np.unique(epochs).tolist():
                 yield part, epoch, of_part[epochs == epoch]

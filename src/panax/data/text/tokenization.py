@@ -93,7 +93,7 @@ def _open_text(
         root,
         entry,
         build=lambda directory: write_documents(corpus, encoder, directory, progress, limits),
-        read=lambda directory: open_tokens(directory, seen=root / VERIFIED_FOLDER),
+        read=lambda directory: open_tokens(directory, verified_dir=root / VERIFIED_FOLDER),
     )
     if store.num_bad_records:
         bad = read_bad_records(root / entry)
@@ -138,12 +138,14 @@ def _tokenizer(
     return read_or_build(
         root,
         f"tokenizer-v{FORMAT_VERSION}-{fingerprint(name, dataclasses.astuple(tokenizer))}",
-        build=lambda directory: tokenizer.train(_Together(corpora, limits), progress=progress).save(directory),
+        build=lambda directory: tokenizer.train(_InterleavedCorpora(corpora, limits), progress=progress).save(
+            directory
+        ),
         read=lambda directory: PretrainedTokenizer(path=str(directory)).load(),
     )
 
 
-class _Together:
+class _InterleavedCorpora:
     """Documents of several corpora in turn, so that a tokenizer that reads only the first documents sees each
     corpus."""
 

@@ -44,7 +44,7 @@ done."""
 
 
 class EncodedText(NamedTuple):
-    """A text's ids, and where each stands in it.
+    """A text's ids, and the position of each in the text.
 
     Attributes:
         ids: The ids.
@@ -66,7 +66,7 @@ class Tokenizer:
             them; often one (BOS), or none.
         end_of_document: The id that ends each document.
         end_ids: All ids at which generation stops: `end_of_document`, and those that end an answer.
-        special_ids: `bos_token_id`, `eos_token_id` and `pad_token_id`; None if it has no such token.
+        special_ids: `bos_token_id`, `eos_token_id` and `pad_token_id`; None for a missing token.
         fingerprint: A hash of everything that determines the ids of a document.
     """
 
@@ -77,7 +77,7 @@ class Tokenizer:
         disabled.
 
         Raises:
-            DataError: It has no token `end_of_document`.
+            DataError: The tokenizer has no token `end_of_document`.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -188,7 +188,7 @@ class Tokenizer:
         return False
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
-        """Turn ids into text; special tokens are shown as they are written."""
+        """Decode ids to text; special tokens are included as they are spelled."""
         with _panics_are_errors("ids can't be decoded"):
             return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
@@ -364,7 +364,7 @@ def _check_added(text: str, backend: tokenizers.Tokenizer, name: str) -> None:
     The library renumbers them consecutively if the file's ids have a gap or another order.
 
     Raises:
-        DataError: Their ids differ.
+        DataError: The ids of added tokens differ.
     """
     for token in json_reader.parse(text).get("added_tokens") or ():
         actual_id = backend.token_to_id(token["content"])

@@ -63,7 +63,7 @@ class TokenStore:
         loss_mask: 1 if an id carries loss as a target; None if all do.
         target_counts: How often each id is a target that carries loss.
         vocab_size: One more than the largest possible id.
-        end_of_document: The id that ends each document; None if they end without one.
+        end_of_document: The id that ends each document; None if documents end without an id.
         num_blank_documents: Number of empty documents that were skipped.
         num_bad_records: Number of unusable records that were skipped.
         num_filtered_documents: Number of documents that a filter removed.
@@ -291,18 +291,18 @@ class _Header(NamedTuple):
     checksums: dict[str, str] | None
 
 
-def open_tokens(directory: str | Path, *, tokens: Path | None = None, seen: Path | None = None) -> TokenStore:
+def open_tokens(directory: str | Path, *, tokens: Path | None = None, verified_dir: Path | None = None) -> TokenStore:
     """Open a token file. It is read in full once, to verify checksums and that each id is in the vocabulary.
 
     Args:
         directory: The token file's directory.
         tokens: Path of the ids, if they are not in the directory.
-        seen: A directory that records verified files, so that they are not read again until they change.
-            None: files are verified each time.
+        verified_dir: A directory that records verified files, so that they are not read again until they
+            change. None: files are verified each time.
 
     Raises:
-        DataError: It is not a token file, is of another version, or is damaged: a size, a checksum or an id
-            is wrong.
+        DataError: The directory is not a token file, is of another version, or is damaged: a size, a checksum
+            or an id is wrong.
     """
     directory = Path(directory)
     header = _read_header(directory / HEADER, elsewhere=tokens is not None)
@@ -319,7 +319,7 @@ def open_tokens(directory: str | Path, *, tokens: Path | None = None, seen: Path
     offsets = arrays["offsets"]
     if offsets[0] != 0 or offsets[-1] != header.num_tokens or not (np.diff(offsets) > 0).all():
         raise DataError(f"{paths['offsets']} is damaged: offsets don't rise to {header.num_tokens}; {_AGAIN}")
-    verify_once(list(paths.values()), expected, lambda: _check(paths, header), seen)
+    verify_once(list(paths.values()), expected, lambda: _check(paths, header), verified_dir)
     return TokenStore(
         tokens=arrays["tokens"],
         offsets=offsets,

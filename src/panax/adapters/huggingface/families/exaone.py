@@ -52,7 +52,7 @@ EXAONE4 = Family(
 
 
 def _sparse_layers(raw: Mapping[str, Any], refuse: RefuseFn) -> Mapping[str, Any]:
-    """Fill in the words for each layer from the number of dense ones."""
+    """Fill in each layer's kind, "dense" or "sparse", from the number of dense layers."""
     dense, layers = raw.get("first_k_dense_replace", 1), raw.get("num_hidden_layers", 0)
     if raw.get("mlp_layer_types") is not None or not is_json(dense, int) or not is_json(layers, int):
         return raw

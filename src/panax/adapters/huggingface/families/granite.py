@@ -42,7 +42,7 @@ def _write_multipliers(config: DecoderConfig) -> tuple[dict[str, Any], list[str]
 
 
 def _exact(read: Callable[[float], float], value: float, near: float) -> float:
-    """Return the number from which `read` gives `value`, if it is among the neighbors of `near`."""
+    """Return the float near `near` for which `read` returns exactly `value`; `near` if there is none."""
     around = [near, math.nextafter(near, math.inf), math.nextafter(near, 0.0)]
     # A shorter number is likelier the one that was written.
     candidates = [float(f"{near:.15g}"), *around]

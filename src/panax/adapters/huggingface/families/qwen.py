@@ -3,7 +3,7 @@ fourth layer.
 
 Sources: the modeling and configuration files of `transformers` 5.23 (qwen2, qwen2_moe, qwen3, qwen3_moe, qwen3_next,
 qwen3_5, qwen3_5_moe), its conversion of weights, and the released configurations. Layers that predict further tokens
-(`mtp.`) are not computed, nor are they by `transformers`: they come out as they went in.
+(`mtp.`) are not computed, as in `transformers`; they are exported unchanged.
 """
 
 import re

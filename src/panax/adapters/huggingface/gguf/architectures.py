@@ -65,10 +65,10 @@ class Architecture(NamedTuple):
     Attributes:
         name: Value of `general.architecture`.
         model_type: Of config.json.
-        inside: Tensors of a layer, theirs to Hugging Face's.
+        inside: Names of a layer's tensors in GGUF to Hugging Face's.
         keys: Metadata after the name and a dot, to keys of config.json.
         interleaved: True if queries and keys have the halves of each head interleaved.
-        norm_offset: Number that norms' scales have added.
+        norm_offset: Number that is added to norms' scales.
         experts: Names of the experts' tensors, for a mixture.
     """
 

@@ -37,7 +37,7 @@ def find_gguf(folder: Path) -> Path | None:
     """Return the only GGUF file of a folder without a config.json, or None.
 
     Raises:
-        CheckpointError: There are several.
+        CheckpointError: There are several GGUF files.
     """
     if (folder / "config.json").is_file():
         return None
@@ -53,7 +53,7 @@ def open_gguf(path: Path) -> Iterator[GgufFile]:
     """Open a file, which is mapped into memory.
 
     Raises:
-        CheckpointError: It is damaged, or has tensors of a type that is not read.
+        CheckpointError: The file is damaged, or has tensors of an unsupported type.
         RecipeError: The package `gguf` is not installed.
     """
     gguf = import_extra("gguf", "gguf")

@@ -31,7 +31,7 @@ def find_architecture(file: GgufFile, where: Path) -> Architecture:
     """Return the architecture of a file.
 
     Raises:
-        RecipeError: It is not known.
+        RecipeError: The architecture is unknown.
     """
     name = file.metadata.get("general.architecture")
     mixture = bool(file.metadata.get(f"{name}.expert_count"))
@@ -46,7 +46,7 @@ def find_architecture(file: GgufFile, where: Path) -> Architecture:
 
 
 def read_config_json(file: GgufFile, where: Path) -> dict[str, Any]:
-    """Return the config.json that a file's metadata and tensors stand for.
+    """Return the config.json that corresponds to a file's metadata and tensors.
 
     Raises:
         RecipeError: The architecture is unknown, or positions are scaled in an unknown way.
@@ -77,7 +77,7 @@ def read_config_json(file: GgufFile, where: Path) -> dict[str, Any]:
 
 
 def _shortest(value: Any) -> Any:
-    """Return the shortest number that rounds to the file's float32: 1e-6, and not 9.99999997e-7."""
+    """Return the shortest decimal number that rounds to the file's float32: 1e-6, not 9.99999997e-7."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
@@ -192,7 +192,7 @@ def _without_offset(tensor: TensorSlice, architecture: Architecture) -> TensorSl
 
 
 def _in_halves(tensor: TensorSlice, heads: int) -> TensorSlice:
-    """Return a tensor with the rows of each head in two halves, which the file has by turns."""
+    """Return a tensor with the rows of each head in two halves, which the file interleaves."""
     shape = tensor.get_shape()
     if not heads or shape[0] % (2 * heads):
         return tensor

@@ -70,7 +70,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> dict[str, Any]:
 
 
 def _chat_templates(templates: Mapping[str, str]) -> dict[str, Any]:
-    """Return the entries of chat templates; llama.cpp takes those besides the default one by their names."""
+    """Return the entries of chat templates; llama.cpp selects templates other than the default by name."""
     others = {re.sub("[^a-zA-Z0-9]", "_", name): text for name, text in templates.items() if name != "default"}
     entries: dict[str, Any] = {f"tokenizer.chat_template.{name}": text for name, text in others.items()}
     if others:

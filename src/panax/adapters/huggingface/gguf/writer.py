@@ -50,8 +50,8 @@ def write_gguf(
         tensors: Tensors by Hugging Face's names.
         kind: A key of `KINDS`.
         tokenizer: Folder of the tokenizer's files; None if the model has none.
-        difference: Describes how a config.json differs from the model's, None if it does not; called with the one that the
-            file will be read as.
+        difference: Describes how a config.json differs from the model's, None if it does not; called with the config.json as
+            which the file will be read.
 
     Raises:
         RecipeError: No architecture of GGUF expresses the model, or the tokenizer is of another kind.
@@ -89,7 +89,7 @@ def write_gguf(
 
 
 def _write_tensors(writer: "GGUFWriter", plans: Mapping[str, TensorPlan], kind: str) -> None:
-    """Write the header and the entries, then one tensor after the other."""
+    """Write the header and the entries, then the tensors one by one."""
     gguf = import_extra("gguf", "gguf")
     types = {name: gguf.GGMLQuantizationType[_type(name, plan.shape, kind)] for name, plan in plans.items()}
     dtypes = {"F32": np.float32, "F16": np.float16, "Q8_0": np.uint8}
@@ -148,7 +148,7 @@ def _metadata(architecture: Architecture, raw: Mapping[str, Any]) -> dict[str, A
 
 
 def _positions(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the base and the scaling of rotary positions, of Gemma 3 those of its full layers."""
+    """Return the base and the scaling of rotary positions; for Gemma 3, those of layers without a window."""
     by_kind = raw.get("rope_parameters") or {}
     full = by_kind.get("full_attention")
     if full is not None:
@@ -193,7 +193,7 @@ def _renamed(
 
 
 def _expert_name(inner: str, architecture: Architecture) -> str:
-    """Return GGUF's name of a tensor of a mixture, in which all experts of a layer are together."""
+    """Return GGUF's name of a mixture's tensor, which holds all experts of a layer."""
     if architecture.experts is not None:
         if inner == architecture.experts.router:
             return "ffn_gate_inp.weight"

@@ -1,5 +1,5 @@
-"""Quantized releases, read as float32: FP8, FP4, int4, and bitsandbytes' NF4 and FP4. A slice that is read is dequantized
-alone; nothing is kept."""
+"""Quantized releases, read as float32: FP8, FP4, int4, and bitsandbytes' NF4 and FP4. Only the slice that is read is
+dequantized, and nothing is cached."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ _OF_ACTIVATIONS = re.compile(r"\.(input_scale|input_global_scale|k_scale|v_scale
 
 
 def check_quantization(raw: Mapping[str, Any], refuse: RefuseFn) -> None:
-    """Refuse the quantization that config.json declares if its weights can't be read."""
+    """Reject the quantization that config.json declares if its weights can't be read."""
     settings = raw.get(KEY)
     if settings is None:
         return
@@ -78,14 +78,14 @@ def dequantize(tensors: Mapping[str, TensorSlice], settings: Any) -> dict[str, T
     """
     if not isinstance(settings, Mapping):
         return dict(tensors)
-    left = {name: tensor for name, tensor in tensors.items() if not _OF_ACTIVATIONS.search(name)}
+    remaining = {name: tensor for name, tensor in tensors.items() if not _OF_ACTIVATIONS.search(name)}
     wide: dict[str, TensorSlice] = {}
     for name in tensors:
-        for read in READERS if name in left else ():
-            if (dequantized := read(name, left, settings)) is not None:
+        for read in READERS if name in remaining else ():
+            if (dequantized := read(name, remaining, settings)) is not None:
                 wide[dequantized[0]] = dequantized[1]
                 break
-    return left | wide
+    return remaining | wide
 
 
 def _groups(settings: Mapping[str, Any]) -> list[Any]:

@@ -23,7 +23,7 @@ MX_BLOCK, NV_BLOCK = 32, 16
 def read_mxfp4(
     name: str, tensors: dict[str, TensorSlice], settings: Mapping[str, Any]
 ) -> tuple[str, DequantizedSlice] | None:
-    """Take the experts of a layer out of `tensors`; None if the tensor is something else.
+    """Take the experts of a layer out of `tensors`; None if the tensor is of another kind.
 
     They are stored as [expert, n, k / 32, 16] blocks of rows, and read as [expert, k, n].
     """
@@ -54,10 +54,10 @@ def read_mxfp4(
 def read_float4(
     name: str, tensors: dict[str, TensorSlice], settings: Mapping[str, Any]
 ) -> tuple[str, DequantizedSlice] | None:
-    """Take a matrix of rows of FP4 and its scales out of `tensors`; None if the tensor is something else.
+    """Take a matrix of rows of FP4 and its scales out of `tensors`; None if the tensor is of another kind.
 
-    In the form of compressed-tensors ("weight_packed", divided by "weight_global_scale" if there is one) or of NVIDIA's
-    ModelOpt ("weight", multiplied by "weight_scale_2").
+    The form is that of compressed-tensors ("weight_packed", divided by "weight_global_scale" if there is one) or of
+    NVIDIA's ModelOpt ("weight", multiplied by "weight_scale_2").
     """
     base = name.removesuffix("_packed")
     packed = name.endswith(".weight_packed")

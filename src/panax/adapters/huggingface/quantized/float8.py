@@ -11,15 +11,15 @@ from .slices import FLOAT8, DequantizedSlice, TensorSlice, check_scales
 def read_float8(
     name: str, tensors: dict[str, TensorSlice], settings: Mapping[str, Any]
 ) -> tuple[str, DequantizedSlice] | None:
-    """Take a weight and its scales out of `tensors`; None if the tensor is something else."""
+    """Take a weight and its scales out of `tensors`; None if the tensor is of another kind."""
     if not name.endswith(".weight"):
         return None
     if f"{name}_scale_inv" in tensors:
         scale = tensors.pop(f"{name}_scale_inv")
-        return name, _of_blocks(name, tensors.pop(name), scale, block_sizes(settings) or (1, 1))
+        return name, _dequantize_blocks(name, tensors.pop(name), scale, block_sizes(settings) or (1, 1))
     if f"{name}_scale" in tensors and tensors[name].get_dtype() in FLOAT8:
         scale = tensors.pop(f"{name}_scale")
-        return name, _of_rows(name, tensors.pop(name), scale)
+        return name, _dequantize_rows(name, tensors.pop(name), scale)
     return None
 
 
@@ -31,7 +31,7 @@ def block_sizes(settings: Mapping[str, Any]) -> tuple[int, int] | None:
     return block[0], block[1]
 
 
-def _of_blocks(name: str, weight: TensorSlice, scale: TensorSlice, block: tuple[int, int]) -> DequantizedSlice:
+def _dequantize_blocks(name: str, weight: TensorSlice, scale: TensorSlice, block: tuple[int, int]) -> DequantizedSlice:
     """Return a matrix with one scale per block; blocks at its end may be smaller."""
     shape, blocks = weight.get_shape(), scale.get_shape()
     check_scales(name, blocks, [-(-size // part) for size, part in zip(shape, block, strict=False)])
@@ -44,8 +44,8 @@ def _of_blocks(name: str, weight: TensorSlice, scale: TensorSlice, block: tuple[
     return DequantizedSlice(shape, read)
 
 
-def _of_rows(name: str, weight: TensorSlice, scale: TensorSlice) -> DequantizedSlice:
-    """Return a matrix with a scale for each row, or for all of them."""
+def _dequantize_rows(name: str, weight: TensorSlice, scale: TensorSlice) -> DequantizedSlice:
+    """Return a matrix with a scale for each row, or one scale for all rows."""
     shape, sizes = weight.get_shape(), scale.get_shape()
     one = int(np.prod(sizes)) == 1
     check_scales(name, [] if one else sizes, [] if one else [shape[0], 1])

@@ -17,23 +17,23 @@ _BITS_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 def read_int4(
     name: str, tensors: dict[str, TensorSlice], settings: Mapping[str, Any]
 ) -> tuple[str, DequantizedSlice] | None:
-    """Take a packed weight and its scales out of `tensors`; None if the tensor is something else."""
+    """Take a packed weight and its scales out of `tensors`; None if the tensor is of another kind."""
     base = name.removesuffix("_packed")
     if not name.endswith(".weight_packed") or f"{base}_scale" not in tensors:
         return None
     shape = _shape_of(base, tensors.pop(f"{base}_shape", None))
-    return base, _of_nibbles(base, tensors.pop(name), tensors.pop(f"{base}_scale"), shape)
+    return base, _dequantize_nibbles(base, tensors.pop(name), tensors.pop(f"{base}_scale"), shape)
 
 
 def read_codes(
     name: str, tensors: dict[str, TensorSlice], settings: Mapping[str, Any]
 ) -> tuple[str, DequantizedSlice] | None:
-    """Take a weight of bitsandbytes and what belongs to it out of `tensors`; None if the tensor is something else."""
+    """Take a weight of bitsandbytes, its scales and its state out of `tensors`; None if the tensor is of another kind."""
     state = _bits_state(name, tensors)
     if state is None:
         return None
     parts = {part: tensors.pop(f"{name}.{part}", None) for part in _BITS_PARTS}
-    return name, _of_codes(name, tensors.pop(name), parts, _read_state(name, tensors.pop(state)))
+    return name, _dequantize_codes(name, tensors.pop(name), parts, _read_state(name, tensors.pop(state)))
 
 
 def _bits_state(name: str, tensors: Mapping[str, TensorSlice]) -> str | None:
@@ -57,15 +57,15 @@ def _read_state(name: str, state: TensorSlice) -> dict[str, Any]:
     return settings
 
 
-def _of_codes(
+def _dequantize_codes(
     name: str, weight: TensorSlice, parts: Mapping[str, TensorSlice | None], settings: Mapping[str, Any]
 ) -> DequantizedSlice:
     """Return a matrix of two codes in a byte, the first one in its high bits, with a scale for each block of all values."""
     (rows, columns), block = settings["shape"], settings["blocksize"]
-    scales, values = _whole(name, "absmax", parts), _whole(name, "quant_map", parts)
+    scales, values = _read_part(name, "absmax", parts), _read_part(name, "quant_map", parts)
     if scales.dtype == np.uint8:
         nested = settings.get("nested_blocksize", 1)
-        outer, codes = _whole(name, "nested_absmax", parts), _whole(name, "nested_quant_map", parts)
+        outer, codes = _read_part(name, "nested_absmax", parts), _read_part(name, "nested_quant_map", parts)
         check_scales(name, [len(codes), len(outer)], [256, -(-len(scales) // nested)])
         scales = codes[scales] * np.repeat(outer, nested)[: len(scales)] + np.float32(
             settings.get("nested_offset", 0.0)
@@ -76,18 +76,18 @@ def _of_codes(
         [-(-rows * columns // 2), -(-rows * columns // block), 16],
     )
 
-    def read(wanted: range, at: range) -> np.ndarray:
-        first, last = wanted.start * columns, wanted.stop * columns
+    def read(row_range: range, column_range: range) -> np.ndarray:
+        first, last = row_range.start * columns, row_range.stop * columns
         flat = weight[first // 2 : -(-last // 2)].reshape(-1)
         nibbles = np.stack([flat >> 4, flat & 0xF], axis=1).reshape(-1)[first % 2 : first % 2 + last - first]
         wide = values[nibbles] * scales[np.arange(first, last) // block]
-        return wide.reshape(len(wanted), columns)[:, at.start : at.stop]
+        return wide.reshape(len(row_range), columns)[:, column_range.start : column_range.stop]
 
     return DequantizedSlice([rows, columns], read, NF4 if tuple(values.tolist()) == NF4.values else None)
 
 
-def _whole(name: str, part: str, parts: Mapping[str, TensorSlice | None]) -> np.ndarray:
-    """Read a part of a quantized tensor; codes stay bytes, all else becomes float32."""
+def _read_part(name: str, part: str, parts: Mapping[str, TensorSlice | None]) -> np.ndarray:
+    """Read a part of a quantized tensor completely; codes stay bytes, other values become float32."""
     tensor = parts[part]
     if tensor is None:
         raise CheckpointError(f"{name} is quantized, and {name}.{part} is missing")
@@ -103,7 +103,7 @@ def _shape_of(name: str, shape: TensorSlice | None) -> list[int]:
     return sizes
 
 
-def _of_nibbles(name: str, packed: TensorSlice, scale: TensorSlice, shape: list[int]) -> DequantizedSlice:
+def _dequantize_nibbles(name: str, packed: TensorSlice, scale: TensorSlice, shape: list[int]) -> DequantizedSlice:
     """Return a matrix of eight int4 in an int32, the lowest bits first, with a scale for each group of a row."""
     groups = scale.get_shape()[-1] if scale.get_shape() else 0
     width = -(-shape[1] // groups) if groups else 0

@@ -52,7 +52,7 @@ class DequantizedSlice:
 
     Args:
         read: A range along each dimension to a float32 block.
-        format: The format of its values, if it is one in which weights can be kept.
+        format: The format of the stored values, if weights can be stored in it without conversion.
     """
 
     def __init__(self, shape: list[int], read: Callable[..., np.ndarray], format: Format | None = None):
@@ -71,7 +71,7 @@ class DequantizedSlice:
 
 
 def float8_slices(path: Path) -> dict[str, Float8Slice]:
-    """Return the FP8 tensors of a safetensors file that is open already, so its header is valid."""
+    """Return the FP8 tensors of a safetensors file with a header that has been validated."""
     with path.open("rb") as file:
         length = read_number(file.read(8), 0, "<Q")
         header = json_reader.parse(file.read(length), max_bytes=MOST_HEADER_BYTES)
@@ -83,11 +83,11 @@ def float8_slices(path: Path) -> dict[str, Float8Slice]:
 
 
 def is_stored_in(tensor: TensorSlice, format: Format) -> bool:
-    """Return True if a tensor of the files is stored in a format, scales aside."""
+    """Return True if the values of a tensor of the files, without its scales, are stored in a format."""
     return isinstance(tensor, DequantizedSlice) and tensor.format == format
 
 
 def check_scales(name: str, sizes: list[int], expected: list[int]) -> None:
-    """Raise a CheckpointError if what belongs to a quantized tensor has other sizes than the tensor needs."""
+    """Raise a CheckpointError if the sizes of a quantized tensor's scales and codes are not the expected ones."""
     if list(sizes) != expected:
         raise CheckpointError(f"{name}: its scales have the sizes {list(sizes)}; expected {expected} for a matrix")

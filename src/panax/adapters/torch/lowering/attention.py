@@ -2,7 +2,7 @@
 normalizer.
 
 Source: FlashAttention (arXiv:2205.14135). Differs: without a faster kernel for the target, the scores of one
-pass are whole.
+pass are computed at once.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from .registry import aten, register_lowering, upcast
 
 @dataclasses.dataclass(frozen=True)
 class AdaptedCase:
-    """Case by which a kernel is chosen.
+    """Properties by which a kernel is chosen.
 
     Attributes:
         masked: True if an array is given as the attention mask.
@@ -92,7 +92,7 @@ def _whole_scores(q: Any, k: Any, causal: bool, mask: Any, scale: float) -> Any:
 
 
 def _weights(scores: Any, normalizer: Any) -> Any:
-    """Compute attention weights from scores; a query that sees nothing gets weights of zero."""
+    """Compute attention weights from scores; the weights of a query with all keys masked are zero."""
     return jnp.exp(scores - jnp.where(jnp.isfinite(normalizer), normalizer, 0.0)[..., None])
 
 

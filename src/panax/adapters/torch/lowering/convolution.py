@@ -67,15 +67,15 @@ def _convolution(
 @register_lowering(aten.convolution_backward)
 def _convolution_backward(
     out: Any, gradient: Any, x: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int, wanted: Any,
+    output_padding: Any, groups: int, output_mask: Any,
 ) -> Any:  # fmt: skip
     geometry = _geometry(weight.shape, stride, padding, dilation, transposed, output_padding, groups)
     used = _flip(weight, groups) if transposed else weight
     by_input = by_weight = None
-    if wanted[0]:
+    if output_mask[0]:
         by_input = convolution_input_gradient(gradient, used, x.shape, geometry)
-    if wanted[1]:
+    if output_mask[1]:
         by_weight = convolution_weight_gradient(x, gradient, used.shape, geometry)
         by_weight = _flip(by_weight, groups) if transposed else by_weight
-    by_bias = gradient.astype(jnp.float32).sum((0, *range(2, x.ndim))) if wanted[2] else None
+    by_bias = gradient.astype(jnp.float32).sum((0, *range(2, x.ndim))) if output_mask[2] else None
     return by_input, by_weight, by_bias

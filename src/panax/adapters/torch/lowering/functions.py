@@ -39,7 +39,7 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {torch.nn.functional.one_hot: _one
 
 
 class ReplacementMode(TorchFunctionMode):
-    """Context that replaces the functions in `REPLACEMENTS`, and refuses operations that no graph records."""
+    """Context that replaces the functions in `REPLACEMENTS`, and rejects operations that no graph records."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor] = MappingProxyType({})):
         """

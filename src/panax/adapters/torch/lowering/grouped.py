@@ -1,5 +1,5 @@
-"""Grouped matmuls of mixtures of experts, on Panax's kernels: the time is that of the rows, not of rows times
-experts."""
+"""Grouped matmuls of mixtures of experts, on Panax's kernels: the time is proportional to the rows, not to rows
+times experts."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from .registry import aten, register_lowering
 
 @torch.library.custom_op("panax::grouped_mm", mutates_args=())
 def grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Compute `aten._grouped_mm`, which has a shape rule for bfloat16 alone, though it computes in float32
-    too (torch 2.11 to 2.13)."""
+    """Compute `aten._grouped_mm`, which has a shape rule for bfloat16 only, though it also computes in float32
+    (torch 2.11 to 2.13)."""
     return torch.ops.aten._grouped_mm.default(a, b, ends)
 
 
@@ -43,14 +43,14 @@ def _grouped_mm(out: Any, a: Any, b: Any, ends: Any) -> Any:
     target = current_target()
     tile = choose_tile(target, rows=rows, groups=groups)
     sizes = jnp.diff(ends, prepend=0)
-    held = Groups(sizes=sizes, rows=aligned_row_count(rows, groups, tile), tile=tile)
+    groups_of_rows = Groups(sizes=sizes, rows=aligned_row_count(rows, groups, tile), tile=tile)
     row = jnp.arange(rows)
     group = jnp.minimum((row[:, None] >= ends[None, :]).sum(1), groups - 1)
-    place = held.starts[group] + row - (ends - sizes)[group]
+    place = groups_of_rows.starts[group] + row - (ends - sizes)[group]
 
     def aligned(x: Any) -> Any:
-        return jnp.zeros((held.rows, x.shape[1]), x.dtype).at[place].set(x)
+        return jnp.zeros((groups_of_rows.rows, x.shape[1]), x.dtype).at[place].set(x)
 
     if b.ndim == 3:
-        return grouped_product(aligned(a), b.astype(a.dtype), held, target=target)[place]
-    return grouped_outer(aligned(a.T), aligned(b.astype(a.dtype)), held, target=target)
+        return grouped_product(aligned(a), b.astype(a.dtype), groups_of_rows, target=target)[place]
+    return grouped_outer(aligned(a.T), aligned(b.astype(a.dtype)), groups_of_rows, target=target)

@@ -146,18 +146,18 @@ def _embedding_bag(
         places = jnp.full((bags, weight.shape[1]), -1, jnp.int32)
         chosen = jnp.where(low == maxima[bag], indices[:, None], -1)
         maxima = jnp.where(jnp.isfinite(maxima), maxima, 0).astype(weight.dtype)
-        return maxima, _asked(bag, out[1]), _asked(sizes, out[2]), places.at[bag].max(chosen)
+        return maxima, _unless_empty(bag, out[1]), _unless_empty(sizes, out[2]), places.at[bag].max(chosen)
     total = jnp.zeros((bags, weight.shape[1]), rows.dtype).at[bag].add(jnp.where(counted[:, None], rows, 0))
     if mode == 1:
         total = total / jnp.maximum(sizes, 1)[:, None].astype(total.dtype)
-    return total, _asked(bag, out[1]), _asked(sizes, out[2]), jnp.zeros(out[3].shape, jnp.int32)
+    return total, _unless_empty(bag, out[1]), _unless_empty(sizes, out[2]), jnp.zeros(out[3].shape, jnp.int32)
 
 
 def _bag_of(indices: Any, starts: Any) -> Any:
     return jnp.searchsorted(starts, jnp.arange(indices.shape[0]), side="right") - 1
 
 
-def _asked(value: Any, out: OutputSpec) -> Any:
+def _unless_empty(value: Any, out: OutputSpec) -> Any:
     """Return `value`, or zeros if PyTorch leaves this output empty because it is not needed."""
     return value if value.shape == out.shape else jnp.zeros(out.shape, value.dtype)
 

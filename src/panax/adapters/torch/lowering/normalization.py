@@ -22,7 +22,7 @@ def _layer_norm(out: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: Any) 
 
 @register_lowering(aten.native_layer_norm_backward)
 def _layer_norm_backward(
-    out: Any, gradient: Any, x: Any, shape: Any, mean: Any, inverse: Any, weight: Any, bias: Any, wanted: Any
+    out: Any, gradient: Any, x: Any, shape: Any, mean: Any, inverse: Any, weight: Any, bias: Any, output_mask: Any
 ) -> Any:
     dims, lead = tuple(range(x.ndim - len(shape), x.ndim)), tuple(range(x.ndim - len(shape)))
     g, x = upcast(gradient), upcast(x)
@@ -31,8 +31,8 @@ def _layer_norm_backward(
     by_input = inverse * (
         scaled - scaled.mean(dims, keepdims=True) - normal * (scaled * normal).mean(dims, keepdims=True)
     )
-    by_weight = (g * normal).sum(lead) if wanted[1] and weight is not None else None
-    return by_input, by_weight, (g.sum(lead) if wanted[2] and bias is not None else None)
+    by_weight = (g * normal).sum(lead) if output_mask[1] and weight is not None else None
+    return by_input, by_weight, (g.sum(lead) if output_mask[2] and bias is not None else None)
 
 
 @register_lowering(aten._fused_rms_norm)
@@ -45,13 +45,13 @@ def _rms_norm(out: Any, x: Any, shape: Any, weight: Any, eps: Any) -> Any:
 
 
 @register_lowering(aten._fused_rms_norm_backward)
-def _rms_norm_backward(out: Any, gradient: Any, x: Any, shape: Any, inverse: Any, weight: Any, wanted: Any) -> Any:
+def _rms_norm_backward(out: Any, gradient: Any, x: Any, shape: Any, inverse: Any, weight: Any, output_mask: Any) -> Any:
     dims, lead = tuple(range(x.ndim - len(shape), x.ndim)), tuple(range(x.ndim - len(shape)))
     g, x = upcast(gradient), upcast(x)
     normal = x * inverse
     scaled = g if weight is None else g * upcast(weight)
     by_input = inverse * (scaled - normal * (scaled * normal).mean(dims, keepdims=True))
-    return by_input, ((g * normal).sum(lead) if wanted[1] and weight is not None else None)
+    return by_input, ((g * normal).sum(lead) if output_mask[1] and weight is not None else None)
 
 
 @register_lowering(aten.native_group_norm)
@@ -78,7 +78,7 @@ def _group_norm_backward(
     channels: int,
     pixels: int,
     groups: int,
-    wanted: Any,
+    output_mask: Any,
 ) -> Any:
     g = upcast(gradient)
     normal = ((upcast(x).reshape(rows, groups, -1) - mean[..., None]) * inverse[..., None]).reshape(x.shape)
@@ -90,8 +90,8 @@ def _group_norm_backward(
     dims = (0, *range(2, x.ndim))
     return (
         by_input.reshape(x.shape),
-        ((g * normal).sum(dims) if wanted[1] else None),
-        (g.sum(dims) if wanted[2] else None),
+        ((g * normal).sum(dims) if output_mask[1] else None),
+        (g.sum(dims) if output_mask[2] else None),
     )
 
 
@@ -162,7 +162,7 @@ def _batch_norm_backward(
     inverse: Any,
     training: bool,
     eps: Any,
-    wanted: Any,
+    output_mask: Any,
 ) -> Any:
     dims = (0, *range(2, x.ndim))
     g, x = upcast(gradient), upcast(x)
@@ -173,8 +173,8 @@ def _batch_norm_backward(
     by_input = g * scale
     if training:
         by_input = scale * (g - g.mean(dims, keepdims=True) - normal * (g * normal).mean(dims, keepdims=True))
-    by_weight = (g * normal).sum(dims) if wanted[1] else None
-    return (by_input if wanted[0] else None), by_weight, (g.sum(dims) if wanted[2] else None)
+    by_weight = (g * normal).sum(dims) if output_mask[1] else None
+    return (by_input if output_mask[0] else None), by_weight, (g.sum(dims) if output_mask[2] else None)
 
 
 @register_lowering(aten._weight_norm_interface)

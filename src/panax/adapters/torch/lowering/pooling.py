@@ -48,7 +48,7 @@ def _first_maximum(x: Any, outputs: Any, kernel: Any, stride: Any, padding: Any,
 
 
 def _ends(sizes: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[int]:
-    """Return how far the last windows extend past the end of each dimension; negative if they end earlier."""
+    """Return how far the last windows extend past the end of each dimension; negative if they end before it."""
     return [
         (o - 1) * s + (k - 1) * d + 1 - size - p
         for size, o, k, s, p, d in zip(sizes, outputs, kernel, stride, padding, dilation)
@@ -60,8 +60,8 @@ UNROLLED_TAPS = 32
 
 
 def _first_maxima(x: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Any, Any]:
-    """Return each window's maximum, and the number of its first tap that has it; NaN is larger than anything,
-    as in PyTorch."""
+    """Return each window's maximum, and the index of its first tap with that value; NaN counts as the largest
+    value, as in PyTorch."""
     n = len(outputs)
     lead = [(0, 0, 0)] * (x.ndim - n)
     ends = [max(end, 0) for end in _ends(x.shape[-n:], outputs, kernel, stride, padding, dilation)]
@@ -74,26 +74,28 @@ def _first_maxima(x: Any, outputs: Any, kernel: Any, stride: Any, padding: Any, 
     for number, tap in enumerate(np.ndindex(*kernel)):
         starts = [t * d for t, d in zip(tap, dilation)]
         limits = [start + (count - 1) * s + 1 for start, count, s in zip(starts, outputs, stride)]
-        seen = lax.slice(padded, (*[0] * len(lead), *starts), (*x.shape[:-n], *limits), (*[1] * len(lead), *stride))
-        larger = (seen > best) | (seen != seen)
-        best, place = jnp.where(larger, seen, best), jnp.where(larger, number, place)
+        tap_values = lax.slice(
+            padded, (*[0] * len(lead), *starts), (*x.shape[:-n], *limits), (*[1] * len(lead), *stride)
+        )
+        larger = (tap_values > best) | (tap_values != tap_values)
+        best, place = jnp.where(larger, tap_values, best), jnp.where(larger, number, place)
     return best, place
 
 
-def _flat_places(place: Any, sizes: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Any:
-    """Return the flat indices in the image of the taps with these numbers in their windows."""
+def _flat_places(taps: Any, sizes: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Any:
+    """Return the flat indices in the image of the taps with these indices in their windows."""
     n = len(sizes)
-    flat = jnp.zeros(place.shape, jnp.int32)
-    for dim, tap in enumerate(jnp.unravel_index(place, tuple(kernel))):
-        start = jnp.arange(place.shape[place.ndim - n + dim], dtype=jnp.int32) * stride[dim] - padding[dim]
+    flat = jnp.zeros(taps.shape, jnp.int32)
+    for dim, tap in enumerate(jnp.unravel_index(taps, tuple(kernel))):
+        start = jnp.arange(taps.shape[taps.ndim - n + dim], dtype=jnp.int32) * stride[dim] - padding[dim]
         flat = flat * sizes[dim] + start.reshape(-1, *(1,) * (n - dim - 1)) + tap.astype(jnp.int32) * dilation[dim]
     return flat
 
 
 def _to_first_maxima(
-    gradient: Any, place: Any, sizes: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
+    gradient: Any, first_tap: Any, sizes: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> Any:
-    """Add each output's gradient to the input element at its window's tap `place`.
+    """Add each output's gradient to the input element at its window's tap `first_tap`.
 
     Input positions that are equal modulo the stride (a phase) are reached by the same taps, each at a
     different distance, so a phase is a sum of shifted arrays; the phases are then interleaved.
@@ -111,8 +113,8 @@ def _to_first_maxima(
                 continue
             shifts = [distance // s for distance, s in zip(distances, stride)]
             pads = [(k, count - k - size, 0) for k, count, size in zip(shifts, counts, gradient.shape[lead:])]
-            met = jnp.where(place == number, gradient, jnp.zeros((), gradient.dtype))
-            total = total + lax.pad(met, jnp.zeros((), met.dtype), [*[(0, 0, 0)] * lead, *pads])
+            routed = jnp.where(first_tap == number, gradient, jnp.zeros((), gradient.dtype))
+            total = total + lax.pad(routed, jnp.zeros((), routed.dtype), [*[(0, 0, 0)] * lead, *pads])
         return total
 
     def interleave(first: tuple[int, ...]) -> Any:
@@ -375,7 +377,7 @@ def _grid_sample(out: OutputSpec, x: Any, grid: Any, mode: int, padding: int, co
 
 @register_lowering(aten.grid_sampler_2d_backward)
 def _grid_sample_backward(
-    out: Any, gradient: Any, x: Any, grid: Any, mode: int, padding: int, corners: bool, wanted: Any
+    out: Any, gradient: Any, x: Any, grid: Any, mode: int, padding: int, corners: bool, output_mask: Any
 ) -> Any:
     return jax.vjp(lambda x, grid: _sampled(x, grid, mode, padding, corners), x, grid)[1](gradient)
 
@@ -386,9 +388,9 @@ def _im2col(out: OutputSpec, x: Any, kernel: Any, dilation: Any, padding: Any, s
     outputs = [
         (s + 2 * p - d * (k - 1) - 1) // t + 1 for s, p, d, k, t in zip(sizes, padding, dilation, kernel, stride)
     ]
-    places, inside = _windows(sizes, outputs, kernel, stride, padding, dilation)
-    seen = jnp.where(inside, x.reshape(*x.shape[:-2], -1)[..., places], 0)
-    return jnp.swapaxes(seen, -1, -2).reshape(out.shape)
+    indices, inside = _windows(sizes, outputs, kernel, stride, padding, dilation)
+    windows = jnp.where(inside, x.reshape(*x.shape[:-2], -1)[..., indices], 0)
+    return jnp.swapaxes(windows, -1, -2).reshape(out.shape)
 
 
 @register_lowering(aten.col2im)

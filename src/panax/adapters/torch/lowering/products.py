@@ -14,8 +14,8 @@ def matmul(a: Any, b: Any, turned: tuple[bool, bool] = (False, False)) -> Any:
     dimensions.
 
     Args:
-        turned: Which of two matrices is a transpose. Transposed once more, which the compiler drops, it can
-            be multiplied in its memory order.
+        turned: True for each of the two matrices that is a transpose. It is transposed again, which the compiler
+            cancels, so that it can be multiplied in its memory order.
     """
     if not jnp.issubdtype(a.dtype, jnp.floating):
         return jnp.matmul(a, b)
@@ -62,7 +62,7 @@ def _distance(out: OutputSpec, a: Any, b: Any, p: Any = 2.0, compute_mode: Any =
 
 @register_lowering(aten._cdist_backward)
 def _distance_backward(out: OutputSpec, gradient: Any, a: Any, b: Any, p: Any, distance: Any) -> Any:
-    """Compute the gradient by the first points; zero if two points are equal."""
+    """Compute the gradient with respect to the first points; zero if two points are equal."""
     apart = a[..., :, None, :] - b[..., None, :, :]
     safe = jnp.where(distance == 0, 1, distance)[..., None]
     slope = jnp.sign(apart) * (jnp.abs(apart) / safe) ** (p - 1)
@@ -109,13 +109,13 @@ def _count(shape: Any, dims: Any) -> int:
 
 
 def _scale(x: Any, dims: Any, normalization: int) -> float:
-    """Return the normalization factor. 0: none, 1: by the root of the number of points, 2: by that number."""
+    """Return the normalization factor. 0: none, 1: by the root of the number of points, 2: by their number."""
     return {0: 1.0, 1: _count(x.shape, dims) ** -0.5, 2: 1 / _count(x.shape, dims)}[normalization]
 
 
 @register_lowering(aten._linalg_check_errors)
 def _check_errors(out: None, info: Any, name: str, *, is_matrix: bool) -> None:
-    """Ignore `info`: a failure gives NaN here, which a guard of the factorization detects (`guards.py`)."""
+    """Ignore `info`: a failed factorization yields NaN in JAX, which its guard detects (`guards.py`)."""
 
 
 @register_lowering(aten.linalg_inv_ex.default)

@@ -26,9 +26,9 @@ class OutputSpec:
 
     Attributes:
         key: For random operations, the key to draw with.
-        transposed_operands: The indices of those arguments that are transposed matrices, to be transposed back if that is
+        transposed_operands: The indices of the arguments that are transposed matrices, to be transposed back if that is
             faster.
-        shared_backward: True if it is in the backward part and several others read it.
+        shared_backward: True if the result is in the backward part and several operations read it.
     """
 
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ def register_lowering(*operations: Any) -> Callable[[Lowering], Lowering]:
 
 
 def overloads(operation: Any) -> list[Any]:
-    """Return an overload as it is; of a packet, the overloads that write to no argument."""
+    """Return a list of the overload itself; for a packet, of its overloads that write to no argument."""
     if isinstance(operation, torch._ops.OpOverload):
         return [operation]
     found = [getattr(operation, name) for name in operation.overloads()]
@@ -65,7 +65,7 @@ def overloads(operation: Any) -> list[Any]:
 
 
 def register_functions(functions: dict[str, Callable[..., Any]]) -> None:
-    """Register functions of arrays alone by the operation's name."""
+    """Register functions that take only arrays, by the operation's name."""
     for name, function in functions.items():
         register_lowering(getattr(aten, name))(
             lambda out, *args, function=function, **kwargs: function(*args, **kwargs)

@@ -28,7 +28,7 @@ class _States(NamedTuple):
     Attributes:
         hidden: The hidden states of all positions.
         h: The hidden state at one end of the sequence.
-        c: The cell at that end.
+        c: The cell at the same end.
     """
 
     hidden: Any
@@ -70,15 +70,15 @@ def _lstm(x: Any, weights: _Weights, first_h: Any, first_c: Any, reverse: bool) 
 def _lstm_gradients(
     x: Any, weights: _Weights, states: _States, gradients: _States, reverse: bool
 ) -> tuple[Any, _Weights, Any, Any]:
-    """Return the gradients by `x`, the weights and the first states of `_lstm`.
+    """Return the gradients with respect to `x`, the weights and the first states of `_lstm`.
 
     The hidden states are known, so all positions' gates are one matmul, and only the cells are computed again
-    in a loop. The backward loop finds the gates' gradients; those of the weights are matmuls over all
+    in a loop. The backward loop computes the gates' gradients; the weights' gradients are matmuls over all
     positions afterwards.
 
     Args:
         states: The hidden states, with the first hidden state and cell.
-        gradients: The gradients by the hidden states, and by the last hidden state and cell.
+        gradients: The gradients with respect to the hidden states, and to the last hidden state and cell.
     """
     hidden, first_h, first_c = states
     by_hidden, by_h, by_c = gradients

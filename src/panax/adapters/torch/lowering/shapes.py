@@ -1,4 +1,4 @@
-"""Views, slices, concatenations: operations that move elements and change none."""
+"""Views, slices, concatenations: operations that move elements without changing their values."""
 
 from typing import Any
 
@@ -157,7 +157,7 @@ for _mode, _names in {"reflect": "reflection_pad", "edge": "replication_pad"}.it
         register_lowering(getattr(aten, f"{_names}{_n}d_backward"))(_padded_back(_mode))
 
 
-def _places(shape: Any, size: Any, stride: Any, offset: Any) -> np.ndarray:
+def _strided_indices(shape: Any, size: Any, stride: Any, offset: Any) -> np.ndarray:
     """Return the index of each element of a strided view in the contiguous tensor underneath."""
     places = np.full(tuple(size), offset or 0, np.int64)
     for dim, (n, step) in enumerate(zip(size, stride)):
@@ -167,12 +167,14 @@ def _places(shape: Any, size: Any, stride: Any, offset: Any) -> np.ndarray:
 
 @register_lowering(aten.as_strided, aten.as_strided_copy)
 def _as_strided(out: OutputSpec, x: Any, size: Any, stride: Any, offset: Any = None) -> Any:
-    return x.reshape(-1)[_places(x.shape, size, stride, offset)]
+    return x.reshape(-1)[_strided_indices(x.shape, size, stride, offset)]
 
 
 @register_lowering(aten.as_strided_scatter)
 def _as_strided_scatter(out: OutputSpec, x: Any, source: Any, size: Any, stride: Any, offset: Any = None) -> Any:
-    return x.reshape(-1).at[_places(x.shape, size, stride, offset)].set(source.astype(x.dtype)).reshape(x.shape)
+    return (
+        x.reshape(-1).at[_strided_indices(x.shape, size, stride, offset)].set(source.astype(x.dtype)).reshape(x.shape)
+    )
 
 
 @register_lowering(aten.diagonal, aten.diagonal_copy)

@@ -1,8 +1,8 @@
 """Initialization of a module on the meta device by the user's own function, straight into shards.
 
-The function that initializes the module is traced on fake tensors, and runs in one jitted function: no weight
-is ever whole on the host or on one device. The distributions are PyTorch's, the random bits come from JAX's
-key.
+The function that initializes the module is traced on fake tensors, and runs in one jitted function, so that no
+complete weight is ever on the host or on one device. The distributions are PyTorch's, the random bits come from
+JAX's key.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ def make_initializer(module: nn.Module, initialize: Callable[[Any], Any]) -> Dra
     """Return a function of a key that draws all parameters and buffers, as `initialize(module)` writes them.
 
     Raises:
-        RecipeError: Not everything is on the meta device, or `initialize` leaves a tensor unwritten, or can't
-            be traced.
+        RecipeError: A tensor is not on the meta device, or `initialize` leaves a tensor unwritten, or can't be
+            traced.
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, tensor in tensors.items():
@@ -90,7 +90,7 @@ def _without_rejection() -> Iterator[None]:
 
 
 def _is_unwritten(node: Any) -> bool:
-    """Return True for memory that nothing has written."""
+    """Return True for memory that has not been written."""
     while node.op == "call_function" and node.target in _PASSING:
         node = node.args[0]
     return node.op == "call_function" and "empty" in str(node.target)

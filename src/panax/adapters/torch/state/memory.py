@@ -14,7 +14,7 @@ class Extent:
     """The bytes from a tensor's first element to its last.
 
     Attributes:
-        space: 0 for the host's memory; each storage on the meta device has a separate one.
+        space: Address space: 0 for the host's memory; each storage on the meta device has a separate one.
         end: One past the last byte.
     """
 
@@ -61,7 +61,7 @@ def find_overlaps(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, st
 def _within(
     names: list[str], tensors: Mapping[str, torch.Tensor], extents: Mapping[str, Extent]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the pairs among overlapping extents: each marks its elements, and finds the marks of others."""
+    """Yield the overlapping pairs of tensors with overlapping extents, found by marking the elements of each."""
     if len(names) < 2:
         return
     base, end = min(extents[name].start for name in names), max(extents[name].end for name in names)

@@ -23,14 +23,15 @@ def restore_after(module: nn.Module, loss: Any, *, unless_successful: bool = Fal
     """Undo all changes inside the context to the module, to the Python values that it and its loss reach, and
     to random generators.
 
-    Parameters and buffers are the same objects afterwards, with the same values, gradients and flags; so are
-    hooks, attributes and caches. Any exception inside, an interrupt included, is raised again after that.
+    Parameters and buffers are the same objects afterwards, with the same values, gradients and flags; hooks,
+    attributes and caches are restored too. Any exception inside, including an interrupt, is raised again
+    afterwards.
 
     Args:
-        unless_successful: Leave the module as it has become if nothing is raised.
+        unless_successful: True to leave the changes if no exception is raised.
 
     Yields:
-        The Python values as they are before.
+        The Python values before any change.
     """
     state = PythonState(module, loss)
     tensors = _tensors(module)
@@ -75,56 +76,55 @@ def retry_interrupted(restore: Callable[[], None]) -> None:
 def swap_tensors(
     module: nn.Module, tensors: Mapping[TensorSlot, Any], aliases: Iterable[HeldValue] = ()
 ) -> Iterator[None]:
-    """Put other tensors in place of the module's parameters and buffers, and of all aliases of these in
-    Python code.
+    """Replace the module's parameters and buffers, and all aliases of these in Python code, by other tensors
+    inside the context.
 
-    `torch.func.functional_call` does not restore a module that has two names, or a forward that registers
-    tensors.
+    `torch.func.functional_call` does not restore a module that has two names, or tensors that a forward
+    registers.
     """
-    kept = [(part, dict(part._parameters), dict(part._buffers)) for part in module.modules()]
+    tensors_before = [(part, dict(part._parameters), dict(part._buffers)) for part in module.modules()]
 
     aliases = list(aliases)
-    instead = {id(getattr(part, name)): tensor for (part, name), tensor in tensors.items()}
+    replacement_by_id = {id(getattr(part, name)): tensor for (part, name), tensor in tensors.items()}
 
     def put_back() -> None:
         for put, tensor in aliases:
             put(tensor)
-        for part, parameters, buffers in kept:
+        for part, parameters, buffers in tensors_before:
             _refill(part._parameters, parameters)
             _refill(part._buffers, buffers)
 
     try:
         for (part, name), tensor in tensors.items():
-            held: Any = part._parameters if name in part._parameters else part._buffers
-            held[name] = tensor
+            slots: Any = part._parameters if name in part._parameters else part._buffers
+            slots[name] = tensor
         for put, tensor in aliases:
-            put(instead[id(tensor)])
+            put(replacement_by_id[id(tensor)])
         yield
     finally:
         retry_interrupted(put_back)
 
 
-def _refill(held: Any, before: Mapping[str, Any]) -> None:
-    if isinstance(held, dict):
-        held.clear()
-        held.update(before)
+def _refill(slots: Any, before: Mapping[str, Any]) -> None:
+    if isinstance(slots, dict):
+        slots.clear()
+        slots.update(before)
         return
     # Those of a scripted module are a view of C++ state, with the names that it was compiled with.
     for name, tensor in before.items():
-        held[name] = tensor
+        slots[name] = tensor
 
 
 def clear_fake_caches() -> None:
-    """Clear the caches of `functools` that hold a tensor of a trace: it has no values, and belongs to that
-    trace alone."""
+    """Clear the caches of `functools` that hold a tensor of a trace, which has no values outside of the trace."""
     for cache in [*_collected_caches(), *_FROZEN.caches()]:
         if _holds_fake(cache):
             cache.cache_clear()
 
 
 def _collected_caches() -> list[Any]:
-    """Return the caches in the collector's lists, which hold up to millions of objects: hence one comparison
-    for each."""
+    """Return the caches in the collector's lists, which hold up to millions of objects and are therefore compared by
+    type only."""
     kind = functools._lru_cache_wrapper
     return [each for each in gc.get_objects() if type(each) is kind]
 
@@ -132,23 +132,22 @@ def _collected_caches() -> list[Any]:
 class _FrozenCaches:
     """Caches among the objects that `gc.freeze` took from the collector's lists.
 
-    They are searched for once after each freeze: that takes a collection, and a look at every object of the
-    process.
+    They are searched for once after each freeze, which takes a collection and a check of every object of the process.
     """
 
     def __init__(self) -> None:
         self._count = 0
-        self._known: list[weakref.ref[Any]] = []
+        self._frozen_caches: list[weakref.ref[Any]] = []
 
     def caches(self) -> Iterator[Any]:
-        """Yield those that still exist."""
+        """Yield the caches that still exist."""
         if gc.get_freeze_count() > self._count:
             gc.unfreeze()
             gc.collect()
-            self._known = [weakref.ref(each) for each in _collected_caches()]
+            self._frozen_caches = [weakref.ref(each) for each in _collected_caches()]
             gc.freeze()
             self._count = gc.get_freeze_count()
-        for reference in self._known:
+        for reference in self._frozen_caches:
             if (cache := reference()) is not None:
                 yield cache
 

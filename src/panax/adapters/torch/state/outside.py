@@ -20,16 +20,17 @@ def refuse_outside(sums: Sequence[torch.Tensor], tensors: Mapping[str, torch.Ten
         tensors: The module's parameters and buffers by name.
 
     Raises:
-        RecipeError: It is a parameter of a criterion, or one of the module's that an object holds a view of.
+        RecipeError: The tensor is a parameter of a criterion, or a parameter of the module of which an object
+            holds a view.
     """
     names = {id(tensor): name for name, tensor in tensors.items()}
     stand_ins: list[Any] = [total.grad_fn for total in sums]
-    met: set[Any] = set()
+    visited: set[Any] = set()
     while stand_ins:
         function = stand_ins.pop()
-        if function is None or function in met:
+        if function is None or function in visited:
             continue
-        met.add(function)
+        visited.add(function)
         stand_ins.extend(each for each, _ in function.next_functions)
         if type(function).__name__ != "AccumulateGrad":
             continue
@@ -43,20 +44,21 @@ def refuse_outside(sums: Sequence[torch.Tensor], tensors: Mapping[str, torch.Ten
                 f"forward"
             )
         place, _ = before.outside.get(id(tensor), (None, None))
-        held = "one that the forward itself makes" if place is None else f"{place.owner}, {place.display_name}"
+        owner_text = "one that the forward itself makes" if place is None else f"{place.owner}, {place.display_name}"
         raise RecipeError(
-            f"the loss depends on a parameter that is not the module's: {held}, {list(tensor.shape)}; it would never be trained. "
-            f"Hold what has it in the module (module.criterion = criterion), or set requires_grad_(False) on it if it is to stay "
+            f"the loss depends on a parameter that is not the module's: {owner_text}, {list(tensor.shape)}; it "
+            f"would never be trained. "
+            f"Store its owner in the module (module.criterion = criterion), or set requires_grad_(False) on it if it is to stay "
             f"as it is"
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class UserConstant:
-    """A tensor of the user that a traced step holds fixed.
+    """A tensor of the user that is a constant of a traced step.
 
     Attributes:
-        mark: Fingerprint that shows if it has changed.
+        mark: Fingerprint by which changes are detected.
     """
 
     name: str
@@ -69,7 +71,7 @@ class UserConstant:
 
 
 def find_user_constants(constants: Iterable[torch.Tensor], before: PythonState) -> tuple[UserConstant, ...]:
-    """Return those of a graph's constants that the user's Python code holds."""
+    """Return the constants of a graph that the user's Python code holds."""
     memory = {_address(tensor) for tensor in constants} - {None}
     return tuple(
         UserConstant(f"{place.owner}, {place.display_name}", tensor, _mark(tensor))
@@ -79,7 +81,7 @@ def find_user_constants(constants: Iterable[torch.Tensor], before: PythonState) 
 
 
 def refuse_changed(constants: Iterable[UserConstant]) -> None:
-    """Raise if a tensor that the compiled steps hold fixed has been changed since."""
+    """Raise if a tensor that is a constant of the compiled steps has been changed."""
     for constant in constants:
         if constant.has_changed:
             raise RecipeError(

@@ -26,7 +26,7 @@ from .python_seen import (
 )
 
 
-def inspect_memory(place: ValueLocation, value: Any) -> SeenValue:
+def inspect_memory(location: ValueLocation, value: Any) -> SeenValue:
     """Inspect an object that exposes its bytes: arrays of the standard library, C values in shared memory."""
     try:
         view = memoryview(value).cast("B")
@@ -34,20 +34,20 @@ def inspect_memory(place: ValueLocation, value: Any) -> SeenValue:
         return SeenValue(type(value).__name__)
     if view.nbytes > MAX_BYTES:
         return SeenValue((type(value).__name__, view.nbytes))
-    kept = bytes(view)
+    saved = bytes(view)
     view.release()
 
     def restore() -> None:
         with memoryview(value).cast("B") as current_view:
-            if not current_view.readonly and current_view.nbytes == len(kept) and bytes(current_view) != kept:
-                current_view[:] = kept
-        if isinstance(value, bytearray) and bytes(value) != kept:
-            value[:] = kept
+            if not current_view.readonly and current_view.nbytes == len(saved) and bytes(current_view) != saved:
+                current_view[:] = saved
+        if isinstance(value, bytearray) and bytes(value) != saved:
+            value[:] = saved
 
-    return SeenValue((type(value).__name__, len(kept), hashlib.sha256(kept).hexdigest()), (), restore)
+    return SeenValue((type(value).__name__, len(saved), hashlib.sha256(saved).hexdigest()), (), restore)
 
 
-def inspect_context_variable(place: ValueLocation, value: contextvars.ContextVar[Any]) -> SeenValue:
+def inspect_context_variable(location: ValueLocation, value: contextvars.ContextVar[Any]) -> SeenValue:
     try:
         held = value.get()
     except LookupError:
@@ -57,31 +57,31 @@ def inspect_context_variable(place: ValueLocation, value: contextvars.ContextVar
         if value.get() is not held:
             value.set(held)
 
-    return SeenValue("context variable", [(place.under(".get()"), held)], restore)
+    return SeenValue("context variable", [(location.under(".get()"), held)], restore)
 
 
-def inspect_reference(place: ValueLocation, value: Any) -> SeenValue:
-    """Inspect a weak reference, which keeps no tensor alive, but leads to an object."""
+def inspect_reference(location: ValueLocation, value: Any) -> SeenValue:
+    """Inspect a weak reference, which keeps no tensor alive but refers to an object."""
     held = value()
-    children = [] if held is None or isinstance(held, torch.Tensor) else [(place.under("()"), held)]
+    children = [] if held is None or isinstance(held, torch.Tensor) else [(location.under("()"), held)]
     return SeenValue(type(value).__name__, children)
 
 
 def is_iterator(value: Any) -> bool:
-    """Return True if taking a value advances it and no attribute shows its position: a generator,
-    `itertools.cycle`."""
+    """Return True for an iterator that advances when a value is taken and has no attribute with its position, such
+    as a generator or `itertools.cycle`."""
     if not isinstance(value, Iterator) or isinstance(value, io.IOBase | itertools.count):
         return False
     return find_package(type(value)) in SKIPPED_PACKAGES or not hasattr(value, "__dict__")
 
 
-def inspect_iterator(place: ValueLocation, value: Any) -> SeenValue:
+def inspect_iterator(location: ValueLocation, value: Any) -> SeenValue:
     """Inspect the position of an iterator that can't be replaced, such as one in a tuple."""
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         if frame is None:
             return SeenValue(("generator", "at its end"))
-        held = [(place.under(f".{name}"), each) for name, each in frame.f_locals.items()]
+        held = [(location.under(f".{name}"), each) for name, each in frame.f_locals.items()]
         return SeenValue(("generator", frame.f_lasti), held)
     return SeenValue((type(value).__name__, hash(_how_far(value)), ""))
 
@@ -101,12 +101,12 @@ def _how_far(value: Any, depth: int = 4) -> Any:
             return getattr(value, "__length_hint__", lambda: "unknown")()
 
 
-def inspect_generator(place: ValueLocation, value: Any) -> SeenValue:
+def inspect_generator(location: ValueLocation, value: Any) -> SeenValue:
     if isinstance(value, random.SystemRandom):  # no state: its draws are refused when they are made
         return SeenValue(type(value).__name__)
     get, put = GENERATORS[next(kind for kind in GENERATORS if isinstance(value, kind))]
-    kept = get(value)
-    return SeenValue(("random generator", _fingerprint(kept)), (), lambda: put(value, kept))
+    saved = get(value)
+    return SeenValue(("random generator", _fingerprint(saved)), (), lambda: put(value, saved))
 
 
 def _fingerprint(state: Any) -> Any:

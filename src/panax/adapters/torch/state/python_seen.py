@@ -80,7 +80,7 @@ class ValueLocation:
 
     Attributes:
         owner: Its holder: "module layers.0", "the loss", "class Block", "module-level code of model".
-        trail: Its name there, as code would write it.
+        trail: Name of the value within its owner, as code would write it.
     """
 
     owner: str
@@ -88,7 +88,7 @@ class ValueLocation:
 
     @property
     def display_name(self) -> str:
-        """Return its name, in quotes if it is a plain one."""
+        """Return the value's name, in quotes if it is a plain name."""
         quoted = re.fullmatch(r"'(\w+)'(.*)", self.trail, re.DOTALL)
         if not quoted:
             return self.trail or "itself"
@@ -120,8 +120,8 @@ def find_package(code: Any) -> str:
 
 
 def is_user_class(cls: type) -> bool:
-    """Return True if objects of a class are inspected: a user's, or of a library in which users store
-    values."""
+    """Return True if objects of a class are inspected: the user's classes, and those of libraries in which users
+    store values."""
     package, module = find_package(cls), (getattr(cls, "__module__", None) or "") + "."
     if module.startswith(STATEFUL_PREFIXES):
         return True

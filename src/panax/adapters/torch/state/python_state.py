@@ -1,10 +1,9 @@
 """State that Python code can reach and change outside a module's tensors: watched while a module is traced,
 and restored afterwards.
 
-A trace holds every Python value fixed. A number that each forward increments, wherever it is stored, would be
-frozen silently; so the values that the module and its loss can reach are compared between forwards. Leftovers
-of a forward on tensors without values (a tensor in a list, an entry of a cache) would break the user's own
-module; so all of them are removed again.
+A trace treats every Python value as a constant. A number that each forward increments would be frozen silently, so the
+values that the module and its loss can reach are compared between forwards. Tensors without values that a trace leaves
+behind (in a list, or in a cache) would break the user's own module, so they are removed again.
 """
 
 import collections
@@ -56,12 +55,12 @@ class PythonState:
     Attributes:
         tokens: Tokens for comparison, by location.
         fakes: The locations that hold a tensor of a trace.
-        borrowed: Functions of `random` that code holds by its own names, each with a function that replaces
-            it.
+        borrowed: Functions of `random` that code has imported under its own names, each with a function that
+            replaces it.
         aliases: The module's own parameters and buffers that Python code holds too, each with a function that
             replaces it.
-        iterators: Generators and the like that code holds, each with a function that replaces it.
-        unfollowed: The locations of tensors that are views of those, or that can't be replaced.
+        iterators: Generators and other iterators that code holds, each with a function that replaces it.
+        unfollowed: The locations of tensors that are views of the module's tensors, or that can't be replaced.
         outside: By id, tensors with values that are not the module's, with their locations.
         packages: Packages of the module and the loss.
     """
@@ -70,8 +69,8 @@ class PythonState:
         """
         Args:
             stand_ins: The module's own tensors by the ids of their stand-ins in a trace. If a forward has
-                left a stand-in in a location of its own (recurrent layers list their weights again), the
-                tensor itself is put there.
+                stored a stand-in in another location (recurrent layers list their weights again), it is
+                replaced by the tensor.
         """
         self._names = {id(part): path for path, part in module.named_modules()}
         self.packages = {find_package(type(part)) for part in module.modules()} | {find_package(loss)}
@@ -97,21 +96,21 @@ class PythonState:
         queue.extend(
             (ValueLocation("a hook on all modules", name), held) for name, held in _hooks_on_all_modules().items()
         )
-        met: set[int] = set()
+        visited: set[int] = set()
         while queue:
-            place, value = queue.popleft()
+            location, value = queue.popleft()
             value = stand_ins.get(id(value), value)
             if isinstance(value, PLAIN_TYPES):
-                self.tokens[place] = comparison_token(value)
+                self.tokens[location] = comparison_token(value)
                 continue
-            if id(value) in met:
+            if id(value) in visited:
                 continue
-            met.add(id(value))
+            visited.add(id(value))
             self._held.append(value)
-            seen = self._look(place, value)
-            self.tokens[place] = seen.token
-            queue.extend(seen.children)
-            for put, held in seen.borrowed:
+            inspected = self._look(location, value)
+            self.tokens[location] = inspected.token
+            queue.extend(inspected.children)
+            for put, held in inspected.borrowed:
                 if id(held) in stand_ins:
                     held = stand_ins[id(held)]
                     put(held)
@@ -122,11 +121,11 @@ class PythonState:
                 elif is_iterator(held):
                     self.iterators.append((put, held))
             if isinstance(value, tuple) and any(id(each) in self._own for each in value):
-                self.unfollowed.append(place)
+                self.unfollowed.append(location)
             if isinstance(value, tuple) and any(id(each) in stand_ins for each in value):
-                self.fakes.append(place)
-            if seen.restore is not None:
-                self._restores.append(seen.restore)
+                self.fakes.append(location)
+            if inspected.restore is not None:
+                self._restores.append(inspected.restore)
 
     def restore(self) -> None:
         """Restore all values."""
@@ -137,39 +136,40 @@ class PythonState:
         """List the locations with values that differ, with the value before and after."""
         absent = ("nothing", "nothing")
         return [
-            (place, _shown(before.tokens.get(place, absent)), _shown(self.tokens.get(place, absent)))
-            for place in {**self.tokens, **before.tokens}
-            if before.tokens.get(place, absent) != self.tokens.get(place, absent)
+            (location, _shown(before.tokens.get(location, absent)), _shown(self.tokens.get(location, absent)))
+            for location in {**self.tokens, **before.tokens}
+            if before.tokens.get(location, absent) != self.tokens.get(location, absent)
         ]
 
-    def _look(self, place: ValueLocation, value: Any) -> SeenValue:
+    def _look(self, location: ValueLocation, value: Any) -> SeenValue:
         if isinstance(value, torch.Tensor):
-            return self._tensor(place, value)
+            return self._tensor(location, value)
         if isinstance(value, nn.Module):
             owner = (
                 ValueLocation(f"module {self._names.get(id(value), '') or '(root)'}")
                 if id(value) in self._names
-                else place
+                else location
             )
             return inspect_object(owner, value, self._classes(type(value)))
-        if isinstance(value, type | types.FunctionType) and not self._is_followed(value, place):
+        if isinstance(value, type | types.FunctionType) and not self._is_followed(value, location):
             return SeenValue(type(value).__name__)
         if isinstance(value, np.ndarray) and self._shares(value):
-            self.unfollowed.append(place)
+            self.unfollowed.append(location)
         for fits, look in INSPECTORS:
             if fits(value):
-                return look(place, value)
+                return look(location, value)
         if is_user_class(type(value)):
             if isinstance(value, torch.distributions.Distribution):
                 _forget_lazy(value)
-            return inspect_object(place, value, self._classes(type(value)))
+            return inspect_object(location, value, self._classes(type(value)))
         return SeenValue(type(value).__name__)
 
-    def _is_followed(self, code: Any, place: ValueLocation | None = None) -> bool:
+    def _is_followed(self, code: Any, location: ValueLocation | None = None) -> bool:
         """Return True if a class or function is in a file that is not installed, or in an installed package
         of the model.
 
-        For the latter, classes are followed if they are those of objects, and not wherever a file names them.
+        In an installed package, classes are followed if they are the classes of objects, but not if a file only names
+        them.
         """
         package = find_package(code)
         if package in SKIPPED_PACKAGES:
@@ -177,32 +177,32 @@ class PythonState:
         file = getattr(sys.modules.get(package), "__file__", None) or ""
         if not _INSTALLED.search(file):
             return True
-        return package in self.packages and (place is None or not isinstance(code, type) or not place.trail)
+        return package in self.packages and (location is None or not isinstance(code, type) or not location.trail)
 
     def _shares(self, value: torch.Tensor | np.ndarray) -> bool:
-        """Return True if it shares memory with the module's tensors."""
+        """Return True if an array shares memory with the module's tensors."""
         extent = memory_extent(value)
         return extent is not None and any(extent.overlaps(own) for own in self._extents)
 
     def _classes(self, cls: type) -> list[tuple[ValueLocation, type]]:
         return [(ValueLocation(f"class {base.__name__}"), base) for base in cls.__mro__ if self._is_followed(base)]
 
-    def _tensor(self, place: ValueLocation, value: torch.Tensor) -> SeenValue:
+    def _tensor(self, location: ValueLocation, value: torch.Tensor) -> SeenValue:
         if type(value) is not torch.Tensor and not isinstance(value, nn.Parameter):
-            self.fakes.append(place)
+            self.fakes.append(location)
             return SeenValue("a tensor without values")
         if id(value) not in self._own:
-            self.outside[id(value)] = (place, value)
+            self.outside[id(value)] = (location, value)
         # A file's code need not use a name that is in it: the loss of a user's own loop may be one.
-        computed = value.grad_fn is not None and not place.owner.startswith(FILE_PREFIX)
+        computed = value.grad_fn is not None and not location.owner.startswith(FILE_PREFIX)
         if id(value) not in self._own and (computed or _memory_of(value) in self._memory or self._shares(value)):
-            self.unfollowed.append(place)
+            self.unfollowed.append(location)
         hooks = [
             (tensor_hooks or {})
             for tensor_hooks in (value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None))
         ]
-        children = [(place, hook) for held in hooks for hook in held.values()]
-        module_owns = place.trail.startswith(("['_parameters']", "['_buffers']", "._parameters", "._buffers"))
+        children = [(location, hook) for held in hooks for hook in held.values()]
+        module_owns = location.trail.startswith(("['_parameters']", "['_buffers']", "._parameters", "._buffers"))
         token = ("a tensor", tuple(value.shape), str(value.dtype))
         if module_owns or value.is_meta or value.layout != torch.strided or value.is_inference():
             return SeenValue(token, children)
@@ -220,7 +220,7 @@ class PythonState:
 
 
 def _forget_lazy(distribution: Any) -> None:
-    """Remove the values that a distribution has cached in a trace: it would compute them again."""
+    """Remove the values that a distribution has cached in a trace, so that it computes them again."""
     for name, held in list(vars(distribution).items()):
         if isinstance(held, FakeTensor) and isinstance(
             inspect.getattr_static(type(distribution), name, None), lazy_property

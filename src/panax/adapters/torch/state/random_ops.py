@@ -30,10 +30,10 @@ class ReplayDrawsMode(TorchDispatchMode):
         outs = tuple(OutputSpec(tuple(part.shape), DTYPES[part.dtype], lambda: key) for part in parts)
         arguments = [as_numpy(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
         arguments = [jax.numpy.asarray(arg) if isinstance(arg, np.ndarray) else arg for arg in arguments]
-        drawn = LOWERINGS[functional](outs if isinstance(like, tuple) else outs[0], *arguments, **kwargs)
+        draws = LOWERINGS[functional](outs if isinstance(like, tuple) else outs[0], *arguments, **kwargs)
         values = [
             torch.from_numpy(np.array(value)).to(part.dtype)
-            for value, part in zip(drawn if isinstance(like, tuple) else (drawn,), parts)
+            for value, part in zip(draws if isinstance(like, tuple) else (draws,), parts)
         ]
         if operation in FUNCTIONAL:
             return args[0].copy_(values[0])

@@ -1,8 +1,8 @@
 """Random numbers of Python and NumPy in a forward pass: a trace would freeze the first outcome in every step.
 
 A draw that is compared with a probability of 0 or 1, as in LayerDrop when it is switched off, has the same
-outcome each time and is allowed. Any other use of a draw is refused, with the line. Draws by other functions
-are found by the state of the generators, which differs after each forward that draws.
+outcome each time and is allowed. Any other use of a draw is rejected, with the line. Draws by other functions
+are detected by the state of the generators, which differs after each forward that draws.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ RAISED_ERRORS: list["RandomnessError"] = []
 
 
 class RandomnessError(Exception):
-    """Error for a value that differs from step to step, such as a random draw, and would decide something."""
+    """Error for a value that differs from step to step, such as a random draw, and would affect the computation."""
 
     def __init__(self, text: str):
         super().__init__(text)
@@ -33,7 +33,7 @@ class RandomnessError(Exception):
 
 
 class _Draw:
-    """A number in an interval that is not drawn yet: it can only be compared with values outside of that."""
+    """A number in an interval that is not drawn yet: it can only be compared with values outside of the interval."""
 
     def __init__(self, source: str, low: float, high: float):
         self._source, self._low, self._high = source, low, high
@@ -81,9 +81,9 @@ def forbid_python_draws(
     """Replace the uniform draws of `random` and `np.random` inside the context: see `_Draw`.
 
     Args:
-        borrowed: Functions of `random` that code holds by its own names, each with a function that replaces
-            it.
-        where: Returns the module that runs.
+        borrowed: Functions of `random` that code has imported under its own names, each with a function that
+            replaces it.
+        where: Returns the running module.
 
     Yields:
         The modules that draw from `random` by its other functions, with their lines.
@@ -146,8 +146,8 @@ def _replace(undone: contextlib.ExitStack, module: Any, name: str, function: Cal
 
 
 def format_line(stack: Sequence[traceback.FrameSummary]) -> str:
-    """Return the innermost line that is neither PyTorch's nor ours, and of the standard library only if no
-    other is."""
+    """Return the innermost line that is neither PyTorch's nor Panax's; a line of the standard library only if there
+    is no other."""
     frames = [frame for frame in stack if not frame.filename.startswith((*_LIBRARY, "<"))]
     own = [frame for frame in frames if not _is_standard(frame.filename)]
     for frame in reversed(own or frames):

@@ -1,9 +1,8 @@
 """Reads of a forward from its environment, which a trace would freeze: seeds, clocks, entropy, generators.
 
-While a module is traced, functions that seed PyTorch's generator, draw from the operating system or read a
-clock are replaced by ones that refuse, and the iterators that its code holds by ones that can't be advanced.
-Only calls from the user's own code (and from the packages of the model) are refused: libraries time and seed
-things that decide no value.
+While a module is traced, functions that seed PyTorch's generator, draw from the operating system or read a clock are
+replaced by functions that raise, and the iterators that its code holds by ones that can't be advanced. Only calls from
+the user's own code (and from the packages of the model) raise, since calls of libraries affect no values of the model.
 """
 
 import contextlib
@@ -59,7 +58,7 @@ _WATCHED = [
 
 
 def watched_function_ids() -> set[int]:
-    """Return the ids of the current functions that code may hold by its own names.
+    """Return the ids of the current functions that code may have imported under its own names.
 
     `torch._dynamo` replaces `torch.manual_seed` by a wrapper when it is imported, which may be at any time.
     """
@@ -70,11 +69,11 @@ def watched_function_ids() -> set[int]:
 def forbid_side_inputs(
     borrowed: Iterable[HeldValue], iterators: Iterable[HeldValue], packages: set[str]
 ) -> Iterator[None]:
-    """Refuse, inside the context, reads by the user's code that a trace would freeze.
+    """Reject, inside the context, reads by the user's code that a trace would freeze.
 
     Args:
-        borrowed: Functions of `watched_function_ids` that code holds by its own names, each with a function
-            that replaces it.
+        borrowed: Functions of `watched_function_ids` that code has imported under its own names, each with a
+            function that replaces it.
         iterators: Iterators that code holds, in the same form.
         packages: Installed packages with code that counts as the user's.
     """
@@ -160,7 +159,7 @@ def _clock(usual: Callable[..., Any], name: str, by_user: Callable[[Any], bool])
 
 
 class InertClock:
-    """A time that may be added, subtracted and printed, as in measurements, and that decides nothing."""
+    """A time that may be added, subtracted and printed, as in measurements, but not compared."""
 
     def __init__(self, source: str, value: Any):
         self._source, self._value = source, value
@@ -197,7 +196,7 @@ for _name in (
 
 
 def _calendar(by_user: Callable[[Any], bool]) -> dict[str, type]:
-    """Return `datetime.datetime` and `datetime.date` that refuse to return the current time."""
+    """Return `datetime.datetime` and `datetime.date` that reject requests for the current time."""
 
     class Kind(type):
         def __instancecheck__(cls, each: Any) -> bool:
@@ -222,7 +221,7 @@ def _calendar(by_user: Callable[[Any], bool]) -> dict[str, type]:
 
 
 class FrozenIterator:
-    """A stand-in for an iterator that refuses to be advanced, so that the iterator stays at its position."""
+    """A stand-in for an iterator that raises when it is advanced, so that the iterator stays at its position."""
 
     def __init__(self, iterator: Any):
         self._iterator = iterator
@@ -237,7 +236,7 @@ class FrozenIterator:
         )
 
     def send(self, value: Any) -> Any:
-        """Refuse, as `next` does."""
+        """Raise, as `next` does."""
         return self.__next__()
 
     def __getattr__(self, name: str) -> Any:

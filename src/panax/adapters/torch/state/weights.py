@@ -31,7 +31,7 @@ class TensorArray:
         return as_numpy(self._tensor[index])
 
     def copy_values(self) -> None:
-        """Copy the current values, which later changes of the module then don't affect."""
+        """Copy the current values, so that later changes of the module don't affect them."""
         if not self._own:
             self._tensor, self._own = self._tensor.clone(), True
 
@@ -56,7 +56,7 @@ def host_arrays(module: nn.Module, weights: str | None) -> tuple[dict[str, Any],
         weights: A safetensors file, or a folder of them, for tensors on the meta device.
 
     Raises:
-        RecipeError: A tensor on the meta device has no values anywhere, or the file holds another shape.
+        RecipeError: A tensor on the meta device has no stored values, or the file holds another shape.
     """
     if weights is not None and not any(tensor.is_meta for tensor in _tensors(module)):
         raise RecipeError("weights= has no effect: no tensor of the module is on the meta device; remove it")
@@ -70,17 +70,17 @@ def host_arrays(module: nn.Module, weights: str | None) -> tuple[dict[str, Any],
         if not tensor.is_meta:
             refuse_large(tensor, name)
             return TensorArray(tensor)
-        held = [each for each in names[name] if each in stored]
-        if not held:
+        stored_names = [each for each in names[name] if each in stored]
+        if not stored_names:
             raise RecipeError(
                 f"{name} is on the meta device, which holds no values; pass initialize=, or weights=, safetensors"
                 + (f" with this name in it ({suggest_name(name, stored)})" if stored else "")
             )
-        for each in held:
+        for each in stored_names:
             _refuse_other(each, stored[each], tensor)
-        for each in held[1:]:
-            _refuse_untied(held[0], each, stored)
-        return StoredArray(stored[held[0]].file, held[0], tensor)
+        for each in stored_names[1:]:
+            _refuse_untied(stored_names[0], each, stored)
+        return StoredArray(stored[stored_names[0]].file, stored_names[0], tensor)
 
     return (
         {name: one(name, p) for name, p in module.named_parameters()},
@@ -129,7 +129,7 @@ _ROWS_AT_ONCE = 4096
 
 
 def _refuse_other(name: str, stored: SafetensorsEntry, tensor: torch.Tensor) -> None:
-    """Raise if a stored tensor does not fit that of the module."""
+    """Raise if a stored tensor does not fit the module's tensor."""
     if stored.shape != tuple(tensor.shape):
         raise RecipeError(
             f"{name} is {list(tensor.shape)} in the module and {list(stored.shape)} in {stored.file}; they don't fit"
@@ -268,7 +268,7 @@ def set_tensor(part: nn.Module, name: str, tensor: Any) -> None:
 
 def write_back(module: nn.Module, params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> nn.Module:
     """Write parameters and buffers into the module; meta tensors get their own memory, and ties stay."""
-    values, made = {**params, **state}, {}
+    values, materialized = {**params, **state}, {}
     for (part, name), first in find_tensor_slots(module).items():
         tensor = getattr(part, name)
         value = torch.from_numpy(np.array(values[first], np.float32 if tensor.dtype == torch.bfloat16 else None))
@@ -276,9 +276,9 @@ def write_back(module: nn.Module, params: Mapping[str, np.ndarray], state: Mappi
             with torch.no_grad():
                 tensor.copy_(value)
             continue
-        if first not in made:
+        if first not in materialized:
             value = value.to(tensor.dtype)
             free = tensor.requires_grad
-            made[first] = nn.Parameter(value, requires_grad=free) if isinstance(tensor, nn.Parameter) else value
-        set_tensor(part, name, made[first])
+            materialized[first] = nn.Parameter(value, requires_grad=free) if isinstance(tensor, nn.Parameter) else value
+        set_tensor(part, name, materialized[first])
     return module

@@ -3,8 +3,8 @@ part.
 
 Two passes. The first records the operations that PyTorch executes on fake tensors, which have shapes and no
 values: autograd has been applied, custom backwards, `no_grad`, hooks and all. The second makes in-place
-operations and views functional and decomposes everything that is not core ATen. Nothing of the model is run
-on real values, so it may be larger than the host.
+operations and views functional and decomposes operations that are not core ATen. The model is never run on real
+values, so it may be larger than the host's memory.
 """
 
 import contextlib
@@ -87,10 +87,10 @@ def trace(
 
     Args:
         leaves: The leaves of a batch, fake or real; only shapes and dtypes are read.
-        autocast: The lower precision of `torch.autocast`; None for none.
+        autocast: The lower precision of `torch.autocast`; None to disable it.
 
     Raises:
-        RecipeError: The module does something that no graph can hold; the message names the module and the
+        RecipeError: The module uses a feature that can't be traced; the message names the module and the
             line.
     """
     with restore_after(module, objective.loss) as before:
@@ -151,14 +151,14 @@ def _trace(
                 trace_record["seeded"] = True
 
     first, _, draws = recorded()
-    after, drawn = PythonState(module, objective.loss, stand_ins), random.getstate()
+    after, random_state = PythonState(module, objective.loss, stand_ins), random.getstate()
     refuse_leaks(after)
     if draws or after.diff(before):
         # A value set for the first time is a cache; one that changes each time is a count, which a compiled
         # step would freeze.
         trace_record["python"] = after
         first, located, draws = recorded()
-        if draws and random.getstate() != drawn:
+        if draws and random.getstate() != random_state:
             raise RecipeError(f"{draws[0]}, {INSTEAD}")
         refuse_changes(after, PythonState(module, objective.loss, stand_ins), located)
     if "seeded" in trace_record:
@@ -199,7 +199,7 @@ def _joint(
     Args:
         stood_in: Filled with each parameter and buffer, by the id of its stand-in.
     """
-    held = find_tensor_slots(module)
+    slots = find_tensor_slots(module)
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     alive: list[torch.Tensor] = []  # so that no id is reused
 
@@ -215,7 +215,7 @@ def _joint(
         alive.extend(values.values())
         if train:
             follow_hooks(module, named)
-        stand_ins = {place: values[name] for place, name in held.items()}
+        stand_ins = {place: values[name] for place, name in slots.items()}
         replacing = ReplacementMode(named)
         with _casting(autocast), replacing, swap_tensors(module, stand_ins, trace_record["python"].aliases):
             terms = objective(module, objective.batch_of(dict(zip(trace_record["leaves"], batch))))
@@ -248,7 +248,7 @@ MAX_LOSSES = 16
 
 
 def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without values, on the CPU; one on the meta device may be placed anywhere later."""
+    """Return a tensor without values on the CPU, also for a tensor on the meta device."""
     if isinstance(tensor, FakeTensor) or tensor.is_meta:
         with mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -281,10 +281,10 @@ def to_functional(first: torch.fx.GraphModule, inputs: Sequence[Any], module: nn
     Raises:
         RecipeError: An operation is not available; the message names the module that uses it.
     """
-    running: list[_SayingWhatChanges] = []
+    running: list[_DeclaredWrites] = []
 
     def again(*arguments: Any) -> Any:
-        running.append(_SayingWhatChanges(first))
+        running.append(_DeclaredWrites(first))
         return running[-1].run(*arguments)
 
     flat = tree_leaves(inputs)
@@ -299,7 +299,7 @@ def to_functional(first: torch.fx.GraphModule, inputs: Sequence[Any], module: nn
             return make(*[tensor.detach() for tensor in flat])
 
 
-class _SayingWhatChanges(torch.fx.Interpreter):
+class _DeclaredWrites(torch.fx.Interpreter):
     """Interpreter of a graph that replaces operations with hidden writes by those with a schema that declares
     them.
 

@@ -1,4 +1,4 @@
-"""Criteria with a mean that is not over rows, as a sum and its weight, which add up over micro-batches."""
+"""Criteria with a mean that is not over rows, as a sum and a weight, which add up over micro-batches."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def value_of(criterion: Any, outputs: torch.Tensor, targets: torch.Tensor) -> An
     return value.
 
     PyTorch divides by the class weights of the targets that count. A mean over rows would give all
-    micro-batches the same weight, whatever each of them holds.
+    micro-batches the same weight, regardless of their targets.
     """
     settings = _settings(criterion)
     if settings is None or targets.is_floating_point() or targets.is_complex():

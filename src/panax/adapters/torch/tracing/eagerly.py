@@ -1,4 +1,4 @@
-"""Context that disables fast paths of PyTorch that no graph can hold, while a module is traced."""
+"""Contexts that disable fast paths of PyTorch that can't be traced."""
 
 import contextlib
 import sys

@@ -83,24 +83,26 @@ class TracedProgram:
                 if is_random(node.target):
                     draws[node] = len(draws)
         flat = tuple(output.args[0])
-        wanted = _reaching(flat)
-        kept = _kept([node for node in calls if node in backward and node in wanted], backward | cotangents, region)
-        forward = tuple(node for node in calls if node not in backward and node in wanted)
+        reachable = _reachable(flat)
+        residuals = _find_residuals(
+            [node for node in calls if node in backward and node in reachable], backward | cotangents, region
+        )
+        forward = tuple(node for node in calls if node not in backward and node in reachable)
         return cls(
             traced=traced,
             inputs=inputs,
             outputs=flat,
             forward=forward,
-            backward=tuple(node for node in calls if node in backward and node in wanted),
+            backward=tuple(node for node in calls if node in backward and node in reachable),
             region=region,
-            residuals=kept,
+            residuals=residuals,
             draws=draws,
-            guards=(*build_guards(forward, traced.constants, _where), *_of_inputs(traced, inputs, flat)),
+            guards=(*build_guards(forward, traced.constants, _location), *_guard_inputs(traced, inputs, flat)),
         )
 
     @property
     def doubles(self) -> tuple[str, ...]:
-        """Return the names of inputs and modules that compute in float64, which is float32 here."""
+        """Return the names of inputs and modules that compute in float64, which becomes float32."""
         names = [*self.traced.parameters, *self.traced.buffers, *self.traced.leaves]
         found = {name: None for name, node in zip(names, self.inputs) if is_double(node) and computes_in_double(node)}
         for node in self.forward:
@@ -128,9 +130,9 @@ class TracedProgram:
             outputs.append(jnp.stack([guard.worst(values) for guard in self.guards]))
         return outputs, [values[node] for node in self.residuals]
 
-    def run_backward(self, kept: Sequence[Any], cotangents: Sequence[Any], key: jax.Array) -> list[Any]:
+    def run_backward(self, residuals: Sequence[Any], cotangents: Sequence[Any], key: jax.Array) -> list[Any]:
         """Compute the gradients of the trained parameters."""
-        values: Values = dict(zip(self.residuals, kept))
+        values: Values = dict(zip(self.residuals, residuals))
         values.update(zip(self.inputs[-MAX_LOSSES:], cotangents))
         again = _Recomputing(self, values, key)
         for node in self.backward:
@@ -149,7 +151,7 @@ class TracedProgram:
         out = _out(node.meta["val"], lambda: jax.random.fold_in(key, self.draws[node]))
         if isinstance(out, OutputSpec):
             shared = node in self._is_backward and len(node.users) > 1
-            out = dataclasses.replace(out, transposed_operands=_turned(node), shared_backward=shared)
+            out = dataclasses.replace(out, transposed_operands=_transposed_arguments(node), shared_backward=shared)
         with jax.named_scope(node.name):
             return _as_declared(LOWERINGS[node.target](out, *cast(Any, arguments), **cast(Any, keywords)), out, node)
 
@@ -163,43 +165,45 @@ class _Recomputing:
         self._opened: dict[int, Values] = {}
 
     def latest(self, value: Any) -> None:
-        """Remember a value that only the backward pass has: a region waits for it."""
+        """Store a value of the backward pass, on which the recomputation of a region will depend."""
         if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
             self._gradient = value
 
     def provide(self, node: Node) -> None:
         for each in node.all_input_nodes:
             if each not in self._values:
-                self._values[each] = self._again(each)
+                self._values[each] = self._recompute(each)
 
-    def _again(self, node: Node) -> Any:
+    def _recompute(self, node: Node) -> Any:
         region = self._program.region[node]
         if region not in self._opened:
-            self._opened[region] = self._barred(region)
-        seen = self._opened[region]
-        if node not in seen:
+            self._opened[region] = self._read_inputs(region)
+        region_values = self._opened[region]
+        if node not in region_values:
             for each in node.all_input_nodes:
-                if each not in seen:
+                if each not in region_values:
                     # Values that a region reads of another one are stored; constants are created again.
-                    seen[each] = self._again(each)
-            seen[node] = self._program._call(node, seen, self._key)
-        return seen[node]
+                    region_values[each] = self._recompute(each)
+            region_values[node] = self._program._call(node, region_values, self._key)
+        return region_values[node]
 
-    def _barred(self, region: int) -> Values:
-        """Return the stored inputs of a region, which do not become available before the newest gradient."""
+    def _read_inputs(self, region: int) -> Values:
+        """Return the stored inputs of a region behind a barrier, available only after the newest gradient."""
         inside = self._program.region
         inputs = [
             node
             for node in self._program.residuals
             if inside.get(node) != region and any(inside.get(u) == region for u in node.users)
         ]
-        held = [self._values[node] for node in inputs]
+        stored = [self._values[node] for node in inputs]
         if self._gradient is None:
-            return dict(zip(inputs, jax.lax.optimization_barrier(held)))
-        *held, gradient = jax.lax.optimization_barrier([*held, self._gradient])
+            return dict(zip(inputs, jax.lax.optimization_barrier(stored)))
+        *stored, gradient = jax.lax.optimization_barrier([*stored, self._gradient])
         if not current_target().traits.keeps_barriers:
-            held = [value if node.op == "placeholder" else _after(value, gradient) for node, value in zip(inputs, held)]
-        return dict(zip(inputs, held))
+            stored = [
+                value if node.op == "placeholder" else _after(value, gradient) for node, value in zip(inputs, stored)
+            ]
+        return dict(zip(inputs, stored))
 
 
 UNUSED_NAN_BITS = 0x7FC5A5A5
@@ -209,8 +213,8 @@ UNUSED_NAN_BITS = 0x7FC5A5A5
 def _after(value: Any, gradient: jax.Array) -> Any:
     """Return `value` with a dependency on `gradient`, which no compiler can prove to be `value`.
 
-    XLA on CPU drops barriers before it merges equal operations (jax 0.10 to 0.12), and with that
-    `jax.checkpoint` too.
+    XLA on CPU drops barriers before it merges equal operations (jax 0.10 to 0.12), which also undoes
+    `jax.checkpoint`.
     """
     if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
         return value
@@ -218,43 +222,43 @@ def _after(value: Any, gradient: jax.Array) -> Any:
     return jnp.where(bits == jnp.uint32(UNUSED_NAN_BITS), jnp.zeros_like(value), value)
 
 
-def _kept(backward: list[Node], later: set[Node], region: Mapping[Node, int]) -> tuple[Node, ...]:
+def _find_residuals(backward: list[Node], later: set[Node], region: Mapping[Node, int]) -> tuple[Node, ...]:
     """Return the forward values that the backward part reads outside of regions, and those that recomputed
     regions read."""
     residuals: dict[Node, None] = {}
-    again: set[Node] = set()
-    asked: list[Node] = []
+    recomputed: set[Node] = set()
+    pending: list[Node] = []
     for node in backward:
         for each in node.all_input_nodes:
             if each in region:
-                asked.append(each)
+                pending.append(each)
             elif each not in later:
                 residuals[each] = None
-    while asked:
-        node = asked.pop()
-        if node in again:
+    while pending:
+        node = pending.pop()
+        if node in recomputed:
             continue
-        again.add(node)
+        recomputed.add(node)
         for each in node.all_input_nodes:
             if region.get(each) == region[node]:
-                asked.append(each)
+                pending.append(each)
             else:
                 residuals[each] = None
     return tuple(residuals)
 
 
-def _reaching(outputs: Iterable[Any]) -> set[Node]:
-    wanted: set[Node] = set()
-    asked = [node for node in outputs if isinstance(node, Node)]
-    while asked:
-        node = asked.pop()
-        if node not in wanted:
-            wanted.add(node)
-            asked.extend(node.all_input_nodes)
-    return wanted
+def _reachable(outputs: Iterable[Any]) -> set[Node]:
+    reachable: set[Node] = set()
+    pending = [node for node in outputs if isinstance(node, Node)]
+    while pending:
+        node = pending.pop()
+        if node not in reachable:
+            reachable.add(node)
+            pending.extend(node.all_input_nodes)
+    return reachable
 
 
-def _of_inputs(traced: TracedGraph, inputs: Sequence[Node], outputs: Sequence[Any]) -> Iterator[NodeGuard]:
+def _guard_inputs(traced: TracedGraph, inputs: Sequence[Node], outputs: Sequence[Any]) -> Iterator[NodeGuard]:
     """Yield the guards of float64 inputs: leaves of the batch, and buffers that change."""
     first = 2 * (len(traced.losses) + len(traced.metrics))
     rest = inputs[len(traced.parameters) :]
@@ -265,8 +269,8 @@ def _of_inputs(traced: TracedGraph, inputs: Sequence[Node], outputs: Sequence[An
     yield from build_double_guards(leaves, of_batch=True)
 
 
-def _turned(node: Node) -> frozenset[int]:
-    """Return the indices of the arguments that are transposed matrices; transposed twice does not count."""
+def _transposed_arguments(node: Node) -> frozenset[int]:
+    """Return the indices of the arguments that are transposed matrices, except those transposed twice."""
 
     def turned(each: Any) -> bool:
         return isinstance(each, Node) and _transposes(each) and not turned(each.args[0])
@@ -294,7 +298,7 @@ def _check(node: Node) -> None:
         for value in (node.meta["val"], cast(Any, node.args[0]).meta["val"]):
             if value.dtype in (torch.int64, torch.float64, torch.complex128):
                 raise RecipeError(
-                    f"view(dtype){_where(node)} reads the bits of {value.dtype}, and such numbers have half as many here; "
+                    f"view(dtype){_location(node)} reads the bits of {value.dtype}, which has half as many bits in JAX; "
                     f"convert the values (.to(dtype)), or take their bits when the data is prepared"
                 )
     if node.target is operator.getitem or node.target in LOWERINGS or node.target is torch.ops.aten.copy_.default:
@@ -302,13 +306,14 @@ def _check(node: Node) -> None:
     if getattr(node.target, "namespace", None) == "profiler":
         return  # `record_function` returns nothing that a value depends on
     raise RecipeError(
-        f"the operation {node.target} has no JAX lowering here{_where(node)}; write the model without it, or register one with "
+        f"the operation {node.target} has no JAX lowering here{_location(node)}; write the model without it, or "
+        f"register one with "
         f"panax.adapters.torch.register_lowering"
     )
 
 
-def _where(node: Node) -> str:
-    """Return the module of an operation, or its line, as far as it is known."""
+def _location(node: Node) -> str:
+    """Return the module or the line of an operation, as far as known."""
     module = (node.meta.get("custom") or {}).get(MODULE_KEY)
     if module is not None:
         return f" in {module}"
@@ -323,48 +328,50 @@ def _out(value: Any, key: Callable[[], jax.Array]) -> Any:
     return None if value is None else OutputSpec(tuple(value.shape), DTYPES[value.dtype], key)
 
 
-def _as_declared(found: Any, out: Any, node: Node) -> Any:
-    """Convert to PyTorch's dtypes, and assert its shapes."""
+def _as_declared(result: Any, out: Any, node: Node) -> Any:
+    """Convert a lowering's result to PyTorch's dtypes, and assert that it has PyTorch's shapes."""
     if isinstance(out, tuple):
-        return tuple(_as_declared(part, declared, node) for part, declared in zip(found, out))
-    if found is None or out is None:
+        return tuple(_as_declared(part, declared, node) for part, declared in zip(result, out))
+    if result is None or out is None:
         return None
-    found = jnp.asarray(found)
-    assert found.shape == out.shape, f"{node.target}: {found.shape} where PyTorch has {out.shape}"
-    return found if found.dtype == out.dtype else found.astype(out.dtype)
+    result = jnp.asarray(result)
+    assert result.shape == out.shape, f"{node.target}: {result.shape} where PyTorch has {out.shape}"
+    return result if result.dtype == out.dtype else result.astype(out.dtype)
 
 
 def to_jax_function(program: TracedProgram) -> Callable[..., list[Any]]:
     """Return `f(trained, others, key_data) -> outputs`, differentiable once in `trained`, a tuple of arrays.
 
-    `others` has the remaining inputs in their order; the divisors of the losses' gradients come in as their
+    `others` has the remaining inputs in their order; the divisors of the losses' gradients are passed as their
     cotangents.
     """
-    places = {name: i for i, name in enumerate(program.traced.parameters)}
-    trained_places = [places[name] for name in program.traced.trained]
+    index_by_name = {name: i for i, name in enumerate(program.traced.parameters)}
+    trained_indices = [index_by_name[name] for name in program.traced.trained]
     num_inputs = len(program.inputs) - MAX_LOSSES
 
-    def joined(trained: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    def merge_inputs(trained: Sequence[Any], others: Sequence[Any]) -> list[Any]:
         inputs: list[Any] = [None] * num_inputs
-        for place, value in zip(trained_places, trained):
-            inputs[place] = value
-        rest = iter(others)
-        return [next(rest) if value is None else value for value in inputs]
+        for index, value in zip(trained_indices, trained):
+            inputs[index] = value
+        remaining = iter(others)
+        return [next(remaining) if value is None else value for value in inputs]
 
     @functools.partial(jax.custom_vjp)
     def run(trained: tuple[Any, ...], others: tuple[Any, ...], key_data: jax.Array) -> list[Any]:
-        return program.run_forward(joined(trained, others), jax.random.wrap_key_data(key_data))[0]
+        return program.run_forward(merge_inputs(trained, others), jax.random.wrap_key_data(key_data))[0]
 
     def forward(trained: tuple[Any, ...], others: tuple[Any, ...], key_data: jax.Array) -> Any:
-        outputs, kept = program.run_forward(joined(trained, others), jax.random.wrap_key_data(key_data))
-        return outputs, (kept, key_data)
+        outputs, residual_values = program.run_forward(
+            merge_inputs(trained, others), jax.random.wrap_key_data(key_data)
+        )
+        return outputs, (residual_values, key_data)
 
     def backward(residuals: Any, cotangents: Any) -> Any:
-        kept, key_data = residuals
+        residual_values, key_data = residuals
         loss_cotangents = [jnp.asarray(c, jnp.float32) for c in cotangents[: 2 * len(program.traced.losses) : 2]]
         loss_cotangents += [jnp.zeros(())] * (MAX_LOSSES - len(loss_cotangents))
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            gradients = program.run_backward(kept, loss_cotangents, jax.random.wrap_key_data(key_data))
+            gradients = program.run_backward(residual_values, loss_cotangents, jax.random.wrap_key_data(key_data))
         return tuple(gradients), None, None
 
     run.defvjp(forward, backward)

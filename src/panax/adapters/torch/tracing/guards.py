@@ -2,8 +2,8 @@
 and values that 32 bits can't hold.
 
 A compiled program can't raise. JAX clamps an index that is out of range and wraps an integer that is too
-large, and would continue to train. So each operation with that risk yields one number, the worst value seen
-there, and a step that finds one is not applied and ends the run with an error (`panax.core.DataChecks`).
+large, and would continue to train. So each operation with that risk yields one number, its worst offending value,
+and a step with such a value is not applied and ends the run with an error (`panax.core.DataChecks`).
 Operations with values that are known to fit, from constants, shapes and ranges, cost nothing.
 """
 
@@ -258,10 +258,10 @@ def _too_large(value: jax.Array) -> jax.Array:
 
 
 def _wrapped(value: jax.Array, integer: jax.Array) -> jax.Array:
-    """Return the worst integer that differs from the result in float32: it is then off by 2 ** 32 or more.
+    """Return the worst integer that differs from the float32 result, and is thus off by 2 ** 32 or more.
 
-    An integer at the limit that has not wrapped is not a fault: minus infinity, cast, is the smallest one, in
-    models that discard it by a later select.
+    An integer at the limit that has not wrapped is not a fault: models cast minus infinity, which yields the smallest
+    integer, and discard it by a later select.
     """
     return _largest(value, jnp.abs(value - integer.astype(jnp.float32)) > 2.0**30)
 

@@ -1,9 +1,9 @@
 """Hooks that a user has set on parameters: functions of their gradients, traced with them.
 
 A parameter's hooks are attached to the parameter itself, which another tensor replaces in a trace; so they
-are set on that one again. `register_hook` runs in each backward pass, so for each micro-batch;
+are also set on that tensor. `register_hook` runs in each backward pass, so for each micro-batch;
 `register_post_accumulate_grad_hook` reads and writes `.grad`, which in a PyTorch loop holds the sum so far,
-so it is followed if a batch is one backward pass.
+so it is supported only if a batch is one backward pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def apply_accumulation_hooks(
         stand_ins: Arguments for the hooks, by parameter name: the parameters, or their stand-ins in a trace.
 
     Raises:
-        RecipeError: A hook does anything but change the gradient.
+        RecipeError: A hook does more than change the gradient.
     """
     hooks = {name: _accumulated(p) for name, p in module.named_parameters()}
     after = []
@@ -50,7 +50,7 @@ def apply_accumulation_hooks(
 
 
 def _called(name: str, hook: Any, tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    kept, version = tensor.grad, tensor._version
+    gradient_before, version = tensor.grad, tensor._version
     try:
         with torch.no_grad():
             # The hook may write to it, and the backward pass may have returned one tensor for two parameters.
@@ -58,7 +58,7 @@ def _called(name: str, hook: Any, tensor: torch.Tensor, gradient: torch.Tensor) 
             hook(tensor)
             hooked_gradient = tensor.grad
     finally:
-        tensor.grad = kept
+        tensor.grad = gradient_before
     if tensor._version != version:
         raise RecipeError(
             f"{_named(name, hook)} changes the parameter itself, which is left to the optimizer here; remove the hook, and let "

@@ -35,7 +35,7 @@ FULL_RANGE = IntegerRange(-INT32_MAX - 1, INT32_MAX)
 
 
 class RangeAnalysis:
-    """Ranges of the nodes of one graph, queried in the graph's order; each is computed once."""
+    """Ranges of the nodes of one graph, queried in the graph's order; each range is computed once."""
 
     def __init__(self, constants: Mapping[str, torch.Tensor]):
         self._constants = constants
@@ -52,7 +52,7 @@ class RangeAnalysis:
         return self._found[value]
 
     def may_overflow(self, node: Node) -> bool:
-        """Return True if an operation on 64-bit integers can produce one that 32 bits can't hold."""
+        """Return True if an operation on 64-bit integers can produce an integer that 32 bits can't hold."""
         packet = getattr(node.target, "overloadpacket", None)
         return packet in _GROWING and not self._raw(node).is_within(FULL_RANGE)
 

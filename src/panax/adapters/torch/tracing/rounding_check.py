@@ -2,12 +2,12 @@
 taken at each kink.
 
 A ReLU with an input that is zero up to rounding, a pool of two equal values or a comparison at its threshold
-goes one way in one library and another way in the other. Both are right, and the gradients behind it differ
-by more than rounding. So if they do, PyTorch computes the traced graph once more, and each operation that
-decides gets JAX's operands instead of its own if the two are equal up to rounding (`CLOSE`, of the operand's
-largest value). Every other operation, and an operand that differs by more, stays PyTorch's: a wrong formula,
-forward or backward, is as far off as before. A separate check verifies that graph and module agree:
-without that exchange, PyTorch must get the same from the graph as from the module.
+goes one way in one library and another way in the other. Both are right, but the gradients before it then differ by
+more than rounding. In this case PyTorch computes the traced graph again, and each deciding operation gets JAX's
+operands instead of its own if the two are equal up to rounding (`CLOSE`, relative to the operand's largest value).
+Other operations, and operands that differ by more, stay PyTorch's, so that a wrong formula, forward or backward,
+is still detected. A separate check verifies that graph and module agree: without that exchange, PyTorch must get
+the same results from the graph as from the module.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def run_graph_in_torch(
 
     Args:
         inputs: Parameters, buffers and leaves of the batch by name.
-        decided_by_jax: True to give JAX's operands to the operations that decide, if these are equal up to
+        decided_by_jax: True to pass JAX's operands to the deciding operations, if both operands are equal up to
             rounding.
     """
     traced = program.traced
@@ -66,8 +66,8 @@ def is_discontinuous(node: Node) -> bool:
 
 
 def _operands(program: TracedProgram, tensors: Sequence[torch.Tensor], key: jax.Array) -> dict[str, np.ndarray]:
-    """Compute in JAX the operands of all operations that decide, by the node's name."""
-    wanted = {
+    """Compute in JAX the operands of all deciding operations, by the node's name."""
+    operand_nodes = {
         each
         for node in (*program.forward, *program.backward)
         if is_discontinuous(node)
@@ -80,7 +80,7 @@ def _operands(program: TracedProgram, tensors: Sequence[torch.Tensor], key: jax.
         values.update((node, jax.numpy.ones(())) for node in program.inputs[len(arrays) :])
         for node in (*program.forward, *program.backward):
             values[node] = program._call(node, values, key)
-        return {node.name: values[node] for node in wanted}
+        return {node.name: values[node] for node in operand_nodes}
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -93,7 +93,7 @@ def _is_floating(node: Node) -> bool:
 
 
 class _Deciding(Interpreter):
-    """Interpreter of a graph, with other operands for the operations that decide."""
+    """Interpreter of a graph, with other operands for the deciding operations."""
 
     def __init__(self, module: torch.fx.GraphModule, operands: Mapping[str, np.ndarray]):
         super().__init__(module)

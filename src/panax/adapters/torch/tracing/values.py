@@ -1,4 +1,4 @@
-"""Values of tensors on the host, in the dtypes that they have here."""
+"""Values of tensors on the host, in the dtypes that they have in JAX."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     """Copy a tensor's values to NumPy, with 64-bit dtypes in 32 bits, as JAX computes.
 
     Raises:
-        RecipeError: An integer does not fit.
+        RecipeError: An integer does not fit in 32 bits.
     """
     tensor = tensor.detach().cpu()
     tensor = tensor.resolve_conj().resolve_neg() if tensor.is_complex() else tensor
@@ -23,10 +23,10 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def refuse_large(tensor: torch.Tensor, name: str) -> None:
-    """Raise if an integer does not fit into its 32-bit dtype here.
+    """Raise if an integer does not fit into its 32-bit dtype in JAX.
 
     Raises:
-        RecipeError: One is too large.
+        RecipeError: An integer is too large.
     """
     if tensor.dtype != torch.int64 or not tensor.numel():
         return
