@@ -35,7 +35,7 @@ def write_intact(target: Path, data: bytes) -> None:
     that a file without its checksum is written again.
 
     Raises:
-        OSError: One can't be written.
+        OSError: One of the two files can't be written.
     """
     replace_file(target.with_suffix(".sha256"), hashlib.sha256(data).hexdigest(), private=True)
     replace_file(target, data, private=True)

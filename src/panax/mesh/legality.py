@@ -75,7 +75,7 @@ def check(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> None:
         rules: The recipe's rules, not fitted to a mesh.
 
     Raises:
-        LayoutError: It is not; the message gives the sizes and the nearest legal meshes.
+        LayoutError: The mesh is illegal; the message gives the sizes and the nearest legal meshes.
 
     >>> wide = MeshRequirements(arrays=(("w_q", ("embed", "heads"), (32, 4)),))
     >>> check(wide, Rules(), {"fsdp": 1, "tensor": 8})

@@ -200,12 +200,12 @@ def _divides(mesh: Mapping[str, int], axes: MeshAxes, size: int) -> bool:
 
 def _dividing(size: int, axes: MeshAxes, mesh: Mapping[str, int]) -> MeshAxes:
     """Return those of `axes`, taken in order, that divide the remaining `size`."""
-    found: list[str] = []
+    chosen: list[str] = []
     for axis in axes:
         if size % mesh[axis] == 0:
-            found.append(axis)
+            chosen.append(axis)
             size //= mesh[axis]
-    return tuple(found)
+    return tuple(chosen)
 
 
 def _check_divides(name: str, logical: str, size: int, axes: MeshAxes, mesh: Mapping[str, int]) -> None:

@@ -63,8 +63,8 @@ def _count(mask: Bool[Array, "..."]) -> Float[Array, ""]:
     return mask.sum(axis=-1, dtype=jnp.int32).astype(jnp.float32).sum()
 
 
-def fetch_histogram(found: Histogram) -> Histogram:
+def fetch_histogram(traced: Histogram) -> Histogram:
     """Fetch a traced histogram to the host."""
-    counts, least, greatest, total, squares, not_finite = jax.device_get(tuple(found))
+    counts, least, greatest, total, squares, not_finite = jax.device_get(tuple(traced))
     figures = (float(least), float(greatest), float(total), float(squares))
     return Histogram(np.asarray(counts, np.int64), *figures, int(not_finite))

@@ -54,7 +54,7 @@ class CpuKernels:
         return getattr(self, f"{work}_{dtype}") if dtype in DTYPES else XLA
 
     def list_unavailable(self) -> list[str]:
-        """Return a line for each part of the choice that this machine lacks."""
+        """Return a line for each chosen kernel that this machine lacks."""
         return [
             f"{work} in {dtype} by {name}: {why}"
             for work in WORKS
@@ -109,10 +109,10 @@ def use_choice(kernels: CpuKernels) -> None:
 
 
 def read_environment_choice() -> CpuKernels | None:
-    """Return the choice made by the environment; None if it makes none.
+    """Return the choice set by the environment variable; None if it is not set.
 
     Raises:
-        RecipeError: It does not name a kernel, or names one that this machine lacks.
+        RecipeError: Its value is not a kernel's name, or this machine lacks the kernel.
     """
     name = os.environ.get(KERNELS_VARIABLE, "")
     if not name:

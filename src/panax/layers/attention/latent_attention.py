@@ -217,8 +217,8 @@ class LatentAttention(Module):
         scores = scores * self.scale
         if self.soft_cap is not None:
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
-        seen = attended_mask(start, x.shape[1], cache.kv.shape[1], self.window)
-        weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(x.dtype)
+        attended = attended_mask(start, x.shape[1], cache.kv.shape[1], self.window)
+        weights = jax.nn.softmax(jnp.where(attended, scores, -jnp.inf), axis=-1).astype(x.dtype)
         return self._output(jnp.einsum("bhqk,bkr,rhv->bqhv", weights, cache.kv, w_v, optimize="optimal")), cache
 
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

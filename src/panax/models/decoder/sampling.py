@@ -81,7 +81,7 @@ def _check_prompt(prompt: jax.Array, vocab_size: int) -> None:
 
 
 class _SamplingProgram(NamedTuple):
-    """Settings that one compiled program is for; all others are its arguments.
+    """Settings that a sampling program is compiled for; other settings are its arguments.
 
     Attributes:
         length: Positions of the caches.

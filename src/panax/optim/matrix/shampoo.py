@@ -148,7 +148,7 @@ class Shampoo(MatrixOptimizer):
         delayed = "" if self.root_delay == 1 else f", used from {self.root_delay} steps later on"
         return f"after every {self.precondition_frequency} steps{delayed}"
 
-    def renew(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
+    def renew(self, shards: Mapping[str, ParameterShard], states: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
         def work(*statistics: jax.Array) -> list[jax.Array]:
             return [inverse_root(each, POWER, self.ridge) for each in statistics]
 
@@ -157,15 +157,15 @@ class Shampoo(MatrixOptimizer):
             if self.is_matrix(shard.parameter.semantic_axes):
                 known = statistic_shards(shard, self.state_specs(shard.parameter))
                 parts[name] = [known[kind] for kind in STATISTICS]
-                arrays[name] = [kept[name][kind] for kind in STATISTICS]
+                arrays[name] = [states[name][kind] for kind in STATISTICS]
         return {
             name: dict(zip(self._renews, roots))
             for name, roots in map_to_owners(map_one_by_one(work), parts, arrays, parts).items()
         }
 
     def adopt_renewed(self, number: int, state: dict[str, Any]) -> dict[str, Any]:
-        taken = number - (self.root_delay - 1)
-        if self.root_delay == 1 or taken < 1 or not self.renewal_due(taken):
+        adopted = number - (self.root_delay - 1)
+        if self.root_delay == 1 or adopted < 1 or not self.renewal_due(adopted):
             return state
         # Swap without a copy; the next renewal overwrites the old roots.
         return {**state, **{kind: state[other] for kind, other in zip((*ROOTS, *NEXT_ROOTS), (*NEXT_ROOTS, *ROOTS))}}
