@@ -264,8 +264,12 @@ def suggest_meshes(needs: MeshRequirements, rules: Rules, mesh: Sizes, num_devic
             divisor are listed.
     """
     for count in reversed(divisors(num_devices)):
-        legal = (found for found in neighboring_meshes(mesh, count) if find_problem(needs, rules, found) is None)
-        flags = [format_flags(found, mesh) for found in itertools.islice(legal, NUM_SUGGESTIONS)]
+        legal = (
+            legal_mesh
+            for legal_mesh in neighboring_meshes(mesh, count)
+            if find_problem(needs, rules, legal_mesh) is None
+        )
+        flags = [format_flags(legal_mesh, mesh) for legal_mesh in itertools.islice(legal, NUM_SUGGESTIONS)]
         if flags:
             some = "1 device" if count == 1 else f"{count} devices"
             fewer = "" if count == num_devices else f" (of {num_devices}, none is legal)"
@@ -300,13 +304,13 @@ def enumerate_meshes(count: int, axes: tuple[str, ...] = MESH_AXES) -> Iterator[
             yield {axes[0]: size, **rest}
 
 
-def format_flags(mesh: Sizes, asked: Sizes) -> str:
+def format_flags(mesh: Sizes, requested: Sizes) -> str:
     """Format a mesh as flags: its axes above 1, and requested axes that are now 1.
 
     >>> format_flags({"fsdp": 4, "tensor": 1}, {"fsdp": 2, "tensor": 2})
     '--mesh.fsdp 4 --mesh.tensor 1'
     """
-    typed = [axis for axis in MESH_AXES if mesh.get(axis, 1) > 1 or asked.get(axis, 1) > 1]
+    typed = [axis for axis in MESH_AXES if mesh.get(axis, 1) > 1 or requested.get(axis, 1) > 1]
     return " ".join(f"--mesh.{axis} {mesh.get(axis, 1)}" for axis in typed) or "--mesh.fsdp 1"
 
 

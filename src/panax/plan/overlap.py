@@ -29,11 +29,11 @@ class OverlapReport:
     collective: Collective
     flops: float
 
-    def hidden_share(self, flops_per_second: float, bytes_per_second: float) -> float:
+    def hidden_bytes(self, flops_per_second: float, bytes_per_second: float) -> float:
         """Return the bytes of one execution that are sent during matrix multiplications, at these rates.
 
         >>> sent = Collective("all-reduce", ("replica",), "f32", 8, 100, 1, True, "", "a")
-        >>> OverlapReport(sent, 30.0).hidden_share(1.0, 2.0), OverlapReport(sent, 80.0).hidden_share(1.0, 2.0)
+        >>> OverlapReport(sent, 30.0).hidden_bytes(1.0, 2.0), OverlapReport(sent, 80.0).hidden_bytes(1.0, 2.0)
         (60.0, 100.0)
         """
         return min(float(self.collective.wire_bytes), self.flops / flops_per_second * bytes_per_second)

@@ -35,7 +35,7 @@ def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:
     lines += ["communication  of one step, sent by each device", *(f"  {line}" for line in align_columns(rows, left=2))]
     if not all(collective.exact for collective in counted):
         lines.append("  ~ some are in a branch that may not be taken")
-    return [*lines, *_beside_lines(plan.overlap), *_exchange_lines(plan.collectives)]
+    return [*lines, *_overlap_lines(plan.overlap), *_exchange_lines(plan.collectives)]
 
 
 def walk_lines(cost: StepCost, limit: int | None) -> list[str]:
@@ -82,7 +82,7 @@ def _sent_lines(cost: StepCost, when: str) -> list[str]:
     return [f"sends          {when}, each device", *(f"  {line}" for line in align_columns(rows, left=3))]
 
 
-def _beside_lines(beside: Sequence[OverlapReport]) -> list[str]:
+def _overlap_lines(beside: Sequence[OverlapReport]) -> list[str]:
     """Format the overlap of communication with matrix multiplications in the schedule, by mesh axes."""
     rows = [("hidden over", "sent", "overlapped by matmuls", "of FLOPs")]
     for axes in dict.fromkeys(one.collective.axes for one in beside):

@@ -44,7 +44,7 @@ class _Pass:
 
 
 def group_passes(block: OperationBlock) -> tuple[OperationBlock, list[list[Operation]]]:
-    """Reorder a block so that the operations of each such pass are adjacent; return it and the passes."""
+    """Reorder a block so that the operations of each pass are adjacent; return the block and the passes."""
     passes = [
         fusion_pass
         for fusion_pass in _passes(block)
@@ -98,12 +98,12 @@ def _moved(operations: list[Operation], fusion_pass: _Pass, needs: LivenessInfo)
         if operation.name not in SAME_MEMORY and any(id(needs.base(v)) in results for v in operation.arrays)
     )
     due = min(reads, default=len(operations))
-    wanted = {id(value) for operation in fusion_pass.operations for value in operation.arrays}
+    moved = {id(value) for operation in fusion_pass.operations for value in operation.arrays}
     chain: list[Operation] = []
     for operation in reversed(operations[due:]):
-        if id(operation) not in members and any(id(value) in wanted for value in operation.outputs):
+        if id(operation) not in members and any(id(value) in moved for value in operation.outputs):
             chain.append(operation)
-            wanted |= {id(value) for value in operation.arrays}
+            moved |= {id(value) for value in operation.arrays}
     # Aliases of the results move with them.
     names = [
         operation
