@@ -46,7 +46,7 @@ STOLEN_CORES, STOLEN_SHARE = 0.5, 1 / 32
 
 @dataclasses.dataclass(frozen=True)
 class HardwareFinding:
-    """A problem that was found.
+    """A problem of the hardware or its software, with advice.
 
     Attributes:
         kind: link, device, cores, clock, disk or version.
@@ -232,14 +232,16 @@ def _device_advice(profile: HardwareProfile) -> str:
 
 def find_busy_hosts(profile: HardwareProfile) -> list[HardwareFinding]:
     """Find hosts with cores that others use."""
-    found, seen = [], set()
+    findings, reported_hosts = [], set()
     for each in profile.processes:
         limit = max(STOLEN_CORES, STOLEN_SHARE * each.cores)
-        if each.host not in seen and each.stolen_cores > limit:
+        if each.host not in reported_hosts and each.stolen_cores > limit:
             said = f"other programs use {each.stolen_cores:.1f} of its {each.cores} cores: {each.stolen_by}"
-            found.append(HardwareFinding("cores", f"host {each.host}", said, "end them, or give the run its own cores"))
-        seen.add(each.host)
-    return found
+            findings.append(
+                HardwareFinding("cores", f"host {each.host}", said, "end them, or give the run its own cores")
+            )
+        reported_hosts.add(each.host)
+    return findings
 
 
 # --- disks, clocks, versions
@@ -277,7 +279,7 @@ def find_clock_offsets(profile: HardwareProfile) -> list[HardwareFinding]:
     if len(offsets) < 2:
         return []
     middle = statistics.median(offsets.values())
-    findings, seen = [], set()
+    findings, reported = [], set()
     advice = (
         "have NTP or chrony set it (timedatectl, chronyc tracking): logs and signed requests to stores depend on it"
     )
@@ -294,10 +296,10 @@ def find_clock_offsets(profile: HardwareProfile) -> list[HardwareFinding]:
         if abs(off) > CLOCK_SECONDS + each.clock_error_seconds:
             # All processes of a host share its clock.
             key = (each.host, round(off / CLOCK_SECONDS))
-            if key not in seen:
+            if key not in reported:
                 said = f"its clock is {_ahead(off, each)} the others'"
                 findings.append(HardwareFinding("clock", process_name(profile, each.index), said, advice))
-            seen.add(key)
+            reported.add(key)
     return findings
 
 
@@ -307,7 +309,7 @@ def _ahead(offset: float, facts: ProcessFacts) -> str:
 
 
 def find_version_mismatches(profile: HardwareProfile) -> list[HardwareFinding]:
-    """Find versions and settings that are not the same everywhere."""
+    """Find versions and settings that differ between processes."""
     findings = []
     names = dict.fromkeys(name for each in profile.processes for name in each.versions)
     for name in names:

@@ -142,7 +142,7 @@ def measure_links(mesh: Mesh) -> list[LinkFigures]:
 
 
 def _timed(flat: Mesh, links: Sequence[Link], size: int) -> float | None:
-    """Return the seconds of the fastest exchange of the link that begins in this process, if any."""
+    """Return the seconds of the fastest exchange over the link that begins in this process; None if no link does."""
     program, x = exchange_program(flat, links, size)
     program(x).block_until_ready()
     best = math.inf

@@ -43,12 +43,12 @@ class Preflight:
 
     def to_json(self) -> str:
         """Return findings and profile as JSON."""
-        found = [dataclasses.asdict(each) for each in self.findings]
-        whole = {"healthy": self.healthy, "findings": found, "kept": str(self.kept) if self.kept else None}
+        findings = [dataclasses.asdict(each) for each in self.findings]
+        content = {"healthy": self.healthy, "findings": findings, "kept": str(self.kept) if self.kept else None}
         if self.full is not None:
             parts = [dataclasses.asdict(each) | {"outcome": each.outcome.value} for each in self.full.parts]
-            whole |= {"full": dataclasses.asdict(self.full) | {"parts": parts}, "page": str(self.page)}
-        return json.dumps(whole | {"profile": json_reader.parse(self.profile.to_json(), constants=True)}, indent=1)
+            content |= {"full": dataclasses.asdict(self.full) | {"parts": parts}, "page": str(self.page)}
+        return json.dumps(content | {"profile": json_reader.parse(self.profile.to_json(), constants=True)}, indent=1)
 
     def save(self, path: str | Path) -> None:
         """Write the profile; see `HardwareProfile.save`."""

@@ -57,10 +57,10 @@ class PreparedRun:
 
 
 def open_data(experiment: Experiment, say: LogFn) -> OpenedData:
-    """Open the experiment's data, in whatever form it was given.
+    """Open the experiment's data, in any form that `Experiment.data` accepts.
 
     Raises:
-        DataError: It can't be read, or is empty.
+        DataError: The data can't be read, or is empty.
     """
     opened = _opened(experiment, say)
     held_out = None if opened.held_out is None else convert_batches(opened.held_out, experiment.task)

@@ -23,8 +23,8 @@ which is a unit lower triangular system: its inverse is independent of the value
 Given u, the chunk is attention without a softmax, as in `state_space`; only the state is passed between chunks.
 A loop walks the chunks; its backward pass recomputes each from its inputs and the state before it, so at most
 one chunk's scores exist at a time. All values are float32: in 16 bits, errors of the corrections would add up.
-On an accelerator, the inverse is in full float32, and the other matmuls have the precision
-that the task chooses for float32.
+On an accelerator, the inverse is in full float32, and the other matmuls have the precision that the task
+chooses for float32.
 
 Only sums of log decays are exponentiated, from one position to a later one, which are at most 0; those of other
 pairs are masked before, so that neither a value nor a gradient overflows. Each is summed by itself, not as a

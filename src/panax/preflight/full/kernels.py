@@ -67,8 +67,8 @@ def _undefined(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 
 
 def check_grouped(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """Check a kernel for "grouped matmul": rows times their groups' matrices, those transposed, and the sums
-    over rows."""
+    """Check a kernel for "grouped matmul": rows times their groups' matrices, rows times the transposed
+    matrices, and the sums over rows."""
     target, count, width = local_target(), 8, sizes.width
     # A group without rows, one with a single row, one with most of them.
     shares = [0, 1, sizes.rows // 2, sizes.rows // 16, 3, sizes.rows // 8]
@@ -155,8 +155,8 @@ def check_wall(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 
 
 def check_codes(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """Check a kernel for "codes and rest": no value is further from its decoded one than half a step, and
-    nothing is lost."""
+    """Check a kernel for "codes and rest": each value is at most half a step from its decoded code, and the
+    residual holds the exact difference."""
     if dtype != "float32":
         raise CaseSkipped("gradients are added up in float32")
     select_supported(kernel, [ResidualCase(INT8, 256)], local_target())

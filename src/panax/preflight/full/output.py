@@ -43,10 +43,10 @@ def _with_reason(why: str, parts: Sequence[CheckResult]) -> Iterator[str]:
 
 
 def format_markdown(result: FullCheck, checked: Sequence[str], command: str = "panax check --full") -> str:
-    """Format the whole as a page.
+    """Format the result as a Markdown page.
 
     Args:
-        checked: Lines of the usual check: figures and findings.
+        checked: Lines of the pre-flight check: figures and findings.
         command: The command that was run.
     """
     device = f"{result.platform}, {result.chip}"
@@ -108,7 +108,7 @@ def write_result(path: Path, text: str) -> None:
     """Write a page to a file that must be new.
 
     Raises:
-        RecipeError: It exists, or can't be written.
+        RecipeError: The file exists, or can't be written.
     """
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -128,7 +128,7 @@ def _cell(text: str) -> str:
 
 
 def _block(text: str) -> list[str]:
-    """Return a block of code with a fence longer than any in it."""
+    """Return a Markdown code block with a fence longer than any in the text."""
     fence = "```"
     while fence in text:
         fence += "`"

@@ -82,7 +82,7 @@ class ReplayComparison:
 
     Attributes:
         odd_devices: The devices that computed values unlike most executions, by their indices in the mesh.
-        is_conclusive: True if there is a majority for that.
+        is_conclusive: True if a majority of executions agrees.
         shards: The logical shards that differ.
         leaves: The indices of the leaves that differ.
     """
@@ -112,9 +112,9 @@ def compare_replays(sums: Sequence[np.ndarray], places: Sequence[int]) -> Replay
     unexplained = False
     for shard in map(int, shards):
         alike = [sum(np.array_equal(one[shard], other[shard]) for other in sums) for one in sums]
-        wrong = [i for i, number in enumerate(alike) if number == 1]
-        unexplained |= len(wrong) != 1
-        for i in wrong:
+        odd_positions = [i for i, number in enumerate(alike) if number == 1]
+        unexplained |= len(odd_positions) != 1
+        for i in odd_positions:
             suspects[i].add((shard + places[i]) % count)
     named = [each for each in suspects if each]
     # One device that errs again and again is odd in every execution, at another shard each time.
@@ -151,7 +151,7 @@ class SdcVerifier:
         returned.
 
         Raises:
-            TrainingError: The step does not give the same bits elsewhere, and never has; or the run has
+            TrainingError: The step never gives the same bits on other devices; or the run has
                 rolled back too often.
         """
         if not (is_step_due(self._every, number) or (self._every and self._fresh)):

@@ -54,7 +54,7 @@ class BatchSearch:
     """Result of `find_batch`.
 
     Attributes:
-        rows: Most rows per device that fit at one time.
+        rows: Maximum number of rows per device that fit at one time.
         total_bytes: Memory that this step takes on each device.
         memory_bytes: Memory that a step may take on each device: `MAX_MEMORY_SHARE` of its memory.
         ways: Number of devices over which the rows of a batch are split.

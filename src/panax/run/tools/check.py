@@ -96,7 +96,7 @@ def check(
     wanted = list(dict.fromkeys([*chosen, *map(str, places)]))
     profile, broken = measure(placement.mesh, uses, wanted, version, say)
     result = Preflight(profile, (*find_problems(profile), *broken))
-    result = dataclasses.replace(result, kept=_keep(profile, save))
+    result = dataclasses.replace(result, kept=_write_profile(profile, save))
     if page is not None:
         full_result = full_check(version, say)
         checked = [*format_figures(profile), *format_findings(result)]
@@ -127,7 +127,7 @@ def _of_run(experiment: Experiment, say: LogFn) -> tuple[Placement, list[Collect
     return placement, summarize_uses(walk_step(found.step, found.batch()).traffic)
 
 
-def _keep(profile: HardwareProfile, save: str | Path | None) -> Path | None:
+def _write_profile(profile: HardwareProfile, save: str | Path | None) -> Path | None:
     """Write the profile to `save` or to the cache; return its path in every process, or None if the cache
     can't be written."""
     failed, path = "", expand_user(save) if save is not None else profile_path(profile)
@@ -140,5 +140,5 @@ def _keep(profile: HardwareProfile, save: str | Path | None) -> Path | None:
             path = None
     if failed := broadcast_text(failed):
         raise CheckError(failed)
-    kept = broadcast_text("" if path is None else str(path))
-    return Path(kept) if kept else None
+    written = broadcast_text("" if path is None else str(path))
+    return Path(written) if written else None
