@@ -105,7 +105,7 @@ def read_settings(options: argparse.Namespace) -> Settings:
     """Return the settings given by the flags.
 
     Raises:
-        RecipeError: They are invalid, or contradict each other.
+        RecipeError: The flags are invalid, or contradict each other.
     """
     values = {
         field.name: getattr(options, field.name)

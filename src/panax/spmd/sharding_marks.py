@@ -129,9 +129,8 @@ def check_sharding(tree: Tree, holds: Mapping[str, tuple[ValueState, ...]], labe
 
 
 def mark_shared_cotangent(x: jax.Array, axes: MeshAxes) -> jax.Array:
-    """Mark a cotangent that was computed alike on the devices along `axes` and divided by their count, so is
-    partial.
-    """
+    """Mark a cotangent that was computed alike on the devices along `axes` and divided by their count, and is
+    therefore partial."""
     return _marked(x, ShardingMark.SHARED, tuple((axis, (ValueState.PARTIAL,)) for axis in axes), "")
 
 

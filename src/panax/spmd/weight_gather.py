@@ -81,7 +81,7 @@ def check_effect(layout: Layout, parameters: Mapping[str, tuple[tuple[int, ...],
         parameters: Name to (shape, logical axes).
 
     Raises:
-        RecipeError: They apply to none; the message names the setting to change.
+        RecipeError: No weight is gathered as codes; the message names the setting to change.
     """
     if layout.weight_gather_dtype == "same":
         return

@@ -29,10 +29,10 @@ class StoreFailure:
     """A classified error.
 
     Attributes:
-        kind: "again" if a new try may succeed, "unsure" if two more soon after will decide, "final" if none
-            helps.
-        reason: What went wrong, without anything secret.
-        advice: What to do if it persists.
+        kind: "again" if another try may succeed, "unsure" if two more tries soon after will decide, "final" if
+            no try can succeed.
+        reason: The cause, without secrets.
+        advice: What to do if the error persists.
         missing: True if the object was not found.
     """
 

@@ -29,7 +29,7 @@ def verify_written(chunks: Iterable[Buffer], parts: Sequence[Buffer]) -> None:
     """Compare the stored bytes with those that were sent.
 
     Raises:
-        WriteMismatchError: They differ.
+        WriteMismatchError: The bytes differ.
     """
     found, size, expected_size = hashlib.md5(usedforsecurity=False), 0, sum(len(part) for part in parts)
     for chunk in chunks:

@@ -66,7 +66,7 @@ def check_count(data: ByteBuffer, at: int, count: int, item_bytes: int = 1) -> N
 
     Raises:
         BinaryError: The count is negative.
-        TruncatedError: They would reach beyond the end.
+        TruncatedError: The items would reach beyond the end.
     """
     if at < 0 or count < 0:
         raise BinaryError(f"{count:,} items at byte {at:,}")
@@ -111,8 +111,8 @@ class BinaryReader:
         """Read the next number of seven bits per byte, the lowest first.
 
         Raises:
-            BinaryError: It has more than 64 bits.
-            TruncatedError: It does not end.
+            BinaryError: The number has more than 64 bits.
+            TruncatedError: The data ends before the number does.
 
         >>> BinaryReader(bytes([0x96, 0x01])).varint()
         150

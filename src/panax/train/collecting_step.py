@@ -58,7 +58,7 @@ def check_plain(program: "Program") -> None:
     """Check that a collecting task is not combined with features that require one update per step.
 
     Raises:
-        RecipeError: It is; the message names the setting to remove.
+        RecipeError: The task is combined with such a feature; the message names the setting to remove.
     """
     renewal = program.transformation.renewal
     for asked, setting in (
@@ -79,8 +79,8 @@ def check_plain(program: "Program") -> None:
 def take_collecting_step(
     program: "Program", state: TrainState, batch: Batch, batch_axes: Mapping[str, Axes] | None
 ) -> tuple[TrainState, Scalars]:
-    """Repeat `rollouts_per_step` times: collect, then make `updates` updates. Scalars are means over them, or the
-    last ones (`LAST_VALUE_NAMES`)."""
+    """Repeat `rollouts_per_step` times: collect, then make `updates` updates. Scalars are means over all
+    updates, or the last values (`LAST_VALUE_NAMES`)."""
     task = _task_of(program)
     numbered = prepare_batch(program.task, batch, batch_axes).batch
     step, key = state.step, state.step_key
@@ -157,10 +157,10 @@ def _updates(
     return dataclasses.replace(state, model_state={**collected.kept, **state.model_state}), made
 
 
-def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], begun: TrainState) -> Any:
-    """Run the updates; if a fault was found, return the initial state and scalars of no weight."""
+def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], initial: TrainState) -> Any:
+    """Run the updates; if a fault was found in the data, return the initial state and scalars of no weight."""
     has_fault = functools.reduce(jnp.logical_or, faults)
-    shapes = jax.eval_shape(updates, begun)[1]
+    shapes = jax.eval_shape(updates, initial)[1]
 
     def none(made: Any) -> Any:
         if isinstance(made, DataChecks):
@@ -169,14 +169,14 @@ def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], begun
 
     nothing = jax.tree.map(none, shapes, is_leaf=lambda made: isinstance(made, DataChecks))
     if current_target().traits.cheap_branches:
-        return jax.lax.cond(has_fault, lambda: (begun, nothing), lambda: updates(begun))
-    return jax.tree.map(lambda new, old: jnp.where(has_fault, old, new), updates(begun), (begun, nothing))
+        return jax.lax.cond(has_fault, lambda: (initial, nothing), lambda: updates(initial))
+    return jax.tree.map(lambda new, old: jnp.where(has_fault, old, new), updates(initial), (initial, nothing))
 
 
-def _over_updates(made: UpdateOutcome) -> dict[str, Any]:
+def _over_updates(outcome: UpdateOutcome) -> dict[str, Any]:
     """Reduce the scalars of updates [collection, update] to those of the step; updates that were not made
     have no weight."""
-    scalars, counted = made[0].unpacked(), made[1]
+    scalars, counted = outcome[0].unpacked(), outcome[1]
     weight = jnp.maximum(counted.sum(), 1).astype(jnp.float32)
     flat = counted.reshape(-1)
     last = jnp.where(flat.any(), flat.size - 1 - jnp.argmax(flat[::-1]), flat.size - 1)

@@ -73,10 +73,10 @@ def check_memory(abstract: Any, shardings: Any) -> None:
         shardings: The sharding of each leaf.
 
     Raises:
-        RecipeError: They do not fit.
+        RecipeError: The parameters and moments do not fit.
     """
     params, moments = (
-        _held(getattr(abstract, name), getattr(shardings, name)) for name in ("params", "optimizer_state")
+        _bytes_by_device(getattr(abstract, name), getattr(shardings, name)) for name in ("params", "optimizer_state")
     )
     # The task checks its own state, such as a replay buffer.
     for device in {*params, *moments}:
@@ -100,7 +100,7 @@ def _limit(device: Any) -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
-def _held(tree: Any, shardings: Any) -> Mapping[Any, int]:
+def _bytes_by_device(tree: Any, shardings: Any) -> Mapping[Any, int]:
     """Return the bytes of the leaves on each device of this process, without leaves offloaded to host
     memory."""
     found: dict[Any, int] = {}

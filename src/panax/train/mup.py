@@ -79,7 +79,7 @@ def width_factors(task: Task) -> WidthFactors | None:
     """Return the factors of a task that names a narrower one; None for others.
 
     Raises:
-        RecipeError: The two differ in more than widths, or there is no rule for a difference.
+        RecipeError: The two tasks differ in more than widths, or there is no rule for a difference.
     """
     narrow = task.mup_base_task
     if narrow is None:

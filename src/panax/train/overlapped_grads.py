@@ -23,7 +23,7 @@ def check_sums(comms: Comms, task: Task, layout: Layout) -> None:
     """Check that the mesh and the task support reduction during the backward pass.
 
     Raises:
-        RecipeError: They do not; the message names the fix.
+        RecipeError: The mesh or the task does not support it; the message names the fix.
     """
     if comms.sums == "at_end":
         return
@@ -53,13 +53,13 @@ def check_sums(comms: Comms, task: Task, layout: Layout) -> None:
         )
 
 
-def early_sums(params: Any, axes: Any, comms: Comms, owed: Residuals, layout: Layout) -> GradReduceOverlap | None:
+def early_sums(params: Any, axes: Any, comms: Comms, residuals: Residuals, layout: Layout) -> GradReduceOverlap | None:
     """Return the reductions to run during the backward pass; None if all run after it.
 
     Args:
         params: A device's shards.
         axes: The logical axes at each leaf, with the structure of `params`.
-        owed: A device's residuals, with leading dimensions of 1.
+        residuals: A device's residuals, with leading dimensions of 1.
     """
     if comms.sums == "at_end":
         return None
@@ -78,7 +78,7 @@ def early_sums(params: Any, axes: Any, comms: Comms, owed: Residuals, layout: La
             ways[name] = rows
     # If a single layer is too small to be split, though its stack is not, the stack is reduced at the end.
     names = frozenset(alone | ways.keys())
-    front = {} if owed is None else {name: owed[name].reshape(named[name][0].shape) for name in ways}
+    front = {} if residuals is None else {name: residuals[name].reshape(named[name][0].shape) for name in ways}
 
     def reduce(name: str, gradient: jax.Array, left: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
         share, over = check_share(name, gradient, named[name][1][1:], layout)
@@ -104,7 +104,7 @@ def early_sums(params: Any, axes: Any, comms: Comms, owed: Residuals, layout: La
 def early_residuals(early: GradReduceOverlap | None, name: str, before: jax.Array) -> jax.Array:
     """Return a parameter's residuals from the backward pass, in the shape of the state."""
     assert early is not None
-    return early.owed[name].reshape(before.shape)
+    return early.residuals[name].reshape(before.shape)
 
 
 def check_share(name: str, gradient: jax.Array, axes: Axes, layout: Layout) -> tuple[jax.Array, MeshAxes]:

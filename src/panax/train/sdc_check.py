@@ -59,11 +59,11 @@ class RolledReplay:
     def replay_step(
         self, state: TrainState, batch: Mapping[str, jax.Array]
     ) -> tuple[TrainState, Mapping[str, Any], np.ndarray]:
-        """Take a step here from a state and a batch on the usual mesh.
+        """Take a step on the rolled mesh from a state and a batch on the usual mesh.
 
         Returns:
-            The new state and the scalars, on this mesh, and the checksums of each of their logical shards, as
-            in `ShardSums`.
+            The new state and the scalars, on the rolled mesh, and the checksums of each of their logical
+            shards, as in `ShardSums`.
         """
         taken = self.step(*self.roll((state, dict(batch)))) if self.places else self.step(state, batch)
         # One program computes all checksums, with devices in their usual order.
@@ -76,8 +76,8 @@ class RolledReplay:
 
         It is the size of the moved state and batch, and of the resulting state.
         """
-        told = self.step.get_compiled(batch).memory_analysis()
-        return None if told is None else int(told.argument_size_in_bytes + told.output_size_in_bytes)
+        memory = self.step.get_compiled(batch).memory_analysis()
+        return None if memory is None else int(memory.argument_size_in_bytes + memory.output_size_in_bytes)
 
     def roll(self, tree: Any) -> Any:
         """Move a tree from the usual mesh to this one: the same logical arrays, with every device's copies

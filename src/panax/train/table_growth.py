@@ -54,7 +54,8 @@ class AssignedBatch(NamedTuple):
         state: The state, with a row for each key of the batch.
         batch: The batch, with row indices in place of keys.
         axes: The logical axes of the batch.
-        counts: `vocabulary/NAME/given`, `taken` and `num_crowded`, as in `RowAssignments`.
+        counts: `vocabulary/NAME/given`, `taken` and `crowded`: `num_assigned`, `num_evicted` and `num_crowded`
+            of `RowAssignments`.
         before: By table, the input of `roll_back`.
     """
 

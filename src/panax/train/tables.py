@@ -58,15 +58,15 @@ class TableUpdates:
         keeps = dict(zip((name for name, _, _ in named), jax.tree.leaves(trainable)))
         trained = frozenset(name for name in axes if keeps[name])
         if optimizer is not None and not trained:
-            why = "all tables are frozen" if axes else f"{type(task).__name__} has no tables"
-            raise RecipeError(f"embedding_optimizer={type(optimizer).__name__}() has no effect: {why}; remove it")
+            reason = "all tables are frozen" if axes else f"{type(task).__name__} has no tables"
+            raise RecipeError(f"embedding_optimizer={type(optimizer).__name__}() has no effect: {reason}; remove it")
         return cls(optimizer or RowWiseAdagrad(), num_steps, axes, trained) if axes else None
 
     def check(self, task: Task, comms: Comms, layout: Layout) -> None:
         """Check that the communication settings and the mesh support tables.
 
         Raises:
-            RecipeError: They do not; the message names the fix.
+            RecipeError: The settings or the mesh do not support tables; the message names the fix.
         """
         first = next(iter(self.axes))
         if not comms.is_plain:
@@ -145,7 +145,7 @@ class TableUpdates:
     def update(
         self,
         params: Any,
-        kept: TableState,
+        state: TableState,
         gradients: Mapping[str, RowGradients],
         *,
         updates: jax.Array,
@@ -163,7 +163,7 @@ class TableUpdates:
         tables: dict[str, jax.Array] = {}
         after: dict[str, Mapping[str, jax.Array]] = {}
         for name in sorted(self.trained):
-            arguments = (named[name], dict(kept[name]), gradients[name], rate, updates + 1, applied)
+            arguments = (named[name], dict(state[name]), gradients[name], rate, updates + 1, applied)
             function = self._one(name)
             if layout is not None:
                 lies = PartitionSpec(*partition_entries(layout.storage(self.axes[name])))
@@ -212,12 +212,12 @@ class GatheredTables:
 
     Attributes:
         ways: By table, how its rows are accessed (`RowCopies` or `RowExchange`).
-        asked: By table, the value needed to return gradients.
+        requests: By table, the request that is needed to return gradients.
     """
 
     params: Any
     ways: Mapping[str, Any]
-    asked: Mapping[str, Any]
+    requests: Mapping[str, Any]
 
     def split_gradients(self, gradients: Any) -> tuple[Any, dict[str, RowGradients]]:
         """Split gradients with respect to `params` into (gradients with None for tables, row gradients by
@@ -230,7 +230,7 @@ class GatheredTables:
             if node.values is None:
                 return None
             name = path_name(path)
-            row_gradients[name] = self.ways[name].return_gradients(node.values, self.asked[name])
+            row_gradients[name] = self.ways[name].return_gradients(node.values, self.requests[name])
             return None
 
         rest = jax.tree_util.tree_map_with_path(one, gradients, is_leaf=is_rows)

@@ -189,9 +189,9 @@ def train_step(
     norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), result.gradients))
     norm = table_norm(norm, result.rows)
     check_names(result.metrics)
-    teaches = _teaches(result) & jnp.isfinite(loss)
+    teaches = _has_weight(result) & jnp.isfinite(loss)
     finite = jnp.isfinite(norm) & (jnp.isfinite(loss) if late is None else True)
-    applied = finite & (teaches if late is None else late.teaches) & _is_usual(norm, state.guard, config)
+    applied = finite & (teaches if late is None else late.teaches) & _is_not_spike(norm, state.guard, config)
     behind = 0 if late is None else late.begun.astype(jnp.int32)
     rate = _scheduled(rule.learning_rate, state.step - state.guard.skipped - behind)
     if rate is not None:
@@ -313,11 +313,11 @@ def check_finite_update(number: int, scalars: Mapping[str, Any]) -> None:
         )
 
 
-def _clip_factor(norm: jax.Array, most: float) -> jax.Array:
-    return jnp.minimum(1.0, most / (norm + 1e-6))
+def _clip_factor(norm: jax.Array, max_norm: float) -> jax.Array:
+    return jnp.minimum(1.0, max_norm / (norm + 1e-6))
 
 
-def _teaches(result: Gradients) -> jax.Array:
+def _has_weight(result: Gradients) -> jax.Array:
     """Return True if the batch has any weight and its data checks found no fault."""
     # Skip a fully masked batch: otherwise weight decay and old moments would still change the weights.
     teaches = functools.reduce(jnp.logical_or, [term.weight > 0 for term in result.losses.values()])
@@ -327,7 +327,7 @@ def _teaches(result: Gradients) -> jax.Array:
     return teaches
 
 
-def _is_usual(norm: jax.Array, guard: StepGuard, config: StepConfig) -> jax.Array | bool:
+def _is_not_spike(norm: jax.Array, guard: StepGuard, config: StepConfig) -> jax.Array | bool:
     """Return True if a gradient's norm is not a spike."""
     if config.spike_factor is None:
         return True
@@ -374,10 +374,10 @@ def _either(applied: jax.Array, updated: Callable[[], _Guarded], old: _Guarded) 
     return jax.tree.map(lambda n, o: jnp.where(applied, n, o), updated(), old)
 
 
-def _averaged(averaged: Any, params: Any, most: float, guard: StepGuard, step: jax.Array) -> Any:
+def _averaged(averaged: Any, params: Any, max_decay: float, guard: StepGuard, step: jax.Array) -> Any:
     """Move the average towards the parameters after an update."""
     updates = (step + 1 - guard.skipped).astype(jnp.float32)
-    share = 1.0 - jnp.minimum(most, (1.0 + updates) / (10.0 + updates))
+    share = 1.0 - jnp.minimum(max_decay, (1.0 + updates) / (10.0 + updates))
     return jax.tree.map(lambda a, p: a + share.astype(a.dtype) * (p.astype(a.dtype) - a), averaged, params)
 
 

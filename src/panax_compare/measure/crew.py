@@ -91,7 +91,7 @@ class WorkerGroup:
     def of(cls, column: Column, folder: Path) -> "WorkerGroup":
         """Start a column's processes."""
         python = os.environ.get(column.python, sys.executable) if column.python else sys.executable
-        return cls(column.name, folder, column.processes, column.devices, column.own, python)
+        return cls(column.name, folder, column.processes, column.devices, column.is_panax, python)
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
         """Send a command, and return the first process's answer; if there are several processes, `all` has
@@ -112,7 +112,7 @@ class WorkerGroup:
         for answer in answers:
             if "error" in answer:
                 raise ColumnError(answer["error"])
-        return answers[0] if len(answers) == 1 else {**answers[0], **_together(answers), "all": answers}
+        return answers[0] if len(answers) == 1 else {**answers[0], **_combine_answers(answers), "all": answers}
 
     def _answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         assert process.stdout is not None
@@ -170,7 +170,7 @@ def link_packages(folder: Path) -> Path:
     return place.absolute()
 
 
-def _together(answers: list[dict[str, Any]]) -> dict[str, Any]:
+def _combine_answers(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Combine the answers of several processes: each returns the mean loss of its equal share of the rows, or
     of all rows."""
     combined: dict[str, Any] = {}

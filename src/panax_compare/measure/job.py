@@ -32,8 +32,8 @@ class ColumnJob:
 
     @staticmethod
     def environment(rank: int, processes: int, port: int, devices: int) -> dict[str, str]:
-        """Return the variables that `here` and the frameworks read: loopback only, and the number of
-        simulated devices, 1 for real ones."""
+        """Return the variables that `from_environment` and the frameworks read: loopback only, and the number
+        of simulated devices, 1 for real ones."""
         found = dict(zip(_DEFAULTS, map(str, (rank, processes, port))))
         if processes > 1:
             found["GLOO_SOCKET_IFNAME"] = LOOPBACK

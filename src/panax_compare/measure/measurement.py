@@ -54,8 +54,8 @@ class Measurement:
         self._alive: dict[str, WorkerGroup] = {}
 
     def run(self) -> Comparison:
-        """Measure everything that is not measured yet. Finished parts are in the folder, whatever ends
-        this."""
+        """Measure everything that is not measured yet. Finished parts are in the folder, also after an error or
+        a signal."""
         self.comparison.sessions += 1
         try:
             self._checked()
@@ -269,7 +269,7 @@ def make_fixtures(settings: Settings, folder: Path, until: dict[str, float] | No
         until: Target of the training; the batches are then the recipe's.
 
     Raises:
-        RecipeError: They can't be made.
+        RecipeError: The weights or batches can't be created.
     """
     place = folder / "work"
     if not (place / NUDGED / WORK).is_file():
@@ -291,7 +291,7 @@ def measure(settings: Settings, folder: Path, command: str, say: LogFn) -> Compa
     """Run a comparison to its end.
 
     Raises:
-        PanaxError: It can't begin.
+        PanaxError: The comparison can't begin.
     """
     measurement = Measurement(settings, folder, command, say)
     if measurement.comparison.complete and not _more(measurement):

@@ -66,7 +66,7 @@ def make_stream(work: str, opened: "OpenedData", folder: Path, *, batch_size: in
 
     Raises:
         RecipeError: The source has leaves that other columns don't support, or no held-out data.
-        DataError: It can't be read, or is smaller than one batch.
+        DataError: The source can't be read, or is smaller than one batch.
     """
     if opened.held_out is None:
         raise RecipeError(f"{work!r} has no held-out data, so there is no held-out loss to reach; pass held_out= data")

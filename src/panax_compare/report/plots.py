@@ -35,11 +35,11 @@ class ColumnBar(NamedTuple):
     faint: bool = False
 
 
-def bars(found: Sequence[ColumnBar], axis: str) -> str:
+def bars(columns: Sequence[ColumnBar], axis: str) -> str:
     """Draw horizontal bars from zero, with a line from the minimum to the maximum."""
     colored = [
         page_bars.Bar(bar.title, bar.value, bar.low, bar.high, bar.text, COLORS.get(bar.name, OTHER), bar.faint)
-        for bar in found
+        for bar in columns
     ]
     return page_bars.bar_chart(colored, axis)
 

@@ -104,13 +104,13 @@ def answers(published: Published) -> list[str]:
             else f"{wrong / right:.2f} times the honest ratio"
         )
         first += f" As it was published: {_faster(wrong)}: {turned}, the ratio is {wrong:.2f} instead of {right:.2f} ({change})."
-    said = [first]
+    sentences = [first]
     for variant in _shown(published):
         if len(variant.flaws) == 1:
-            said.append(f"{variant.title}: {_effect(published, variant.name, right)}")
+            sentences.append(f"{variant.title}: {_effect(published, variant.name, right)}")
     if "tf32" not in published.found:
-        said.append("TF32 on one side: not shown, it takes a GPU.")
-    return said
+        sentences.append("TF32 on one side: not shown, it takes a GPU.")
+    return sentences
 
 
 def _faster(ratio: float) -> str:

@@ -3,8 +3,8 @@
 The tolerance has two parts. A loss is a mean over many rows of a chain of a few hundred roundings, whose
 errors add up like a random walk and average out over the rows: one step may differ by a few roundings of the
 precision, relative to the loss. Training then amplifies a difference. The amplification is measured, not
-guessed: the reference column is run once more from weights that are each moved by one rounding, and the
-others may be `AMPLIFICATION` times as far from it as it then is from itself.
+guessed: the reference column is run once more from weights that are each moved by one rounding, and the other
+columns may be `AMPLIFICATION` times as far from the reference as that run is.
 """
 
 from collections.abc import Sequence

@@ -187,7 +187,7 @@ class RunReporter:
 
     def _report_kernels(self) -> None:
         """Report the kernels used by the programs compiled since the last call."""
-        lines = getattr(self._prepared.step, "kernels_taken", [])
+        lines = getattr(self._prepared.step, "kernels_used", [])
         for line in lines[self._kernels_said :]:
             # The choice by timing was reported as the run began.
             if not line.endswith(TIMED):

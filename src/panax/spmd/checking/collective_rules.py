@@ -115,9 +115,8 @@ COLLECTIVE_RULES: dict[str, CollectiveRule] = {
 
 
 def infer_mark(equation: Any, states: States, axis: str) -> tuple[AxisState, str]:
-    """Return the state after a mark, and what is wrong if a checked value has another state; empty if nothing
-    is.
-    """
+    """Return (the state after a mark, the error if a checked value has a state that the mark does not allow,
+    otherwise an empty text)."""
     state, *operands = states
     mark = read_mark(equation)
     if mark is None or axis not in mark.states:

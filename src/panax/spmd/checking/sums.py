@@ -34,10 +34,10 @@ def infer_reduction(equation: Any, states: States) -> AxisState:
     return LONE if result is PARTIAL and all(shape[dim] == 1 for dim in state.dims) else result
 
 
-def _summed(equation: Any, left: set[Part]) -> AxisState:
-    """Return the state of a sum over split dimensions, with `left` as the parts that remain."""
-    if left or not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
-        return sharded_state(left, equation)
+def _summed(equation: Any, remaining: set[Part]) -> AxisState:
+    """Return the state of a sum over split dimensions, of which the parts `remaining` are left."""
+    if remaining or not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
+        return sharded_state(remaining, equation)
     return PARTIAL
 
 

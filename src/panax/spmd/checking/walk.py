@@ -135,7 +135,7 @@ class Walk:
             results = self.run(body, [*fixed, *carry, *rows])
             return results[:carries], results[carries:]
 
-        carry, others = self._settled(once, carry, equation)
+        carry, others = self._iterate_to_fixed_point(once, carry, equation)
         return [*carry, *(_moved(state, 1) for state in others)]
 
     def _while(self, equation: Any, operands: list[AxisState]) -> list[AxisState]:
@@ -145,22 +145,22 @@ class Walk:
         def once(carry: Sequence[AxisState]) -> tuple[Sequence[AxisState], Sequence[AxisState]]:
             return self.run(body, [*of_body, *carry]), ()
 
-        carry, _ = self._settled(once, carry, equation)
+        carry, _ = self._iterate_to_fixed_point(once, carry, equation)
         (test,) = self.run(condition, [*of_test, *carry])
         return [_chosen(test, state, equation) for state in carry]
 
-    def _settled(
+    def _iterate_to_fixed_point(
         self, once: Any, carry: Sequence[AxisState], equation: Any
     ) -> tuple[list[AxisState], Sequence[AxisState]]:
         """Iterate a loop's body until the states of its carry no longer change."""
-        now, others = list(carry), ()
+        latest, others = list(carry), ()
         for _ in range(MAX_ROUNDS):
-            after, others = once(now)
-            following = [join_states(old, new, equation) for old, new in zip(now, after)]
-            if following == now:
-                return now, others
-            now = following
-        return [UNKNOWN if state.kind not in FIXED else state for state in now], others
+            after, others = once(latest)
+            following = [join_states(old, new, equation) for old, new in zip(latest, after)]
+            if following == latest:
+                return latest, others
+            latest = following
+        return [UNKNOWN if state.kind not in FIXED else state for state in latest], others
 
     def _cond(self, equation: Any, operands: list[AxisState]) -> list[AxisState]:
         test, *rest = operands
