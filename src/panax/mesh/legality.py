@@ -83,9 +83,9 @@ def check(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> None:
     panax.core.errors.LayoutError: w_q: heads=4 is not divisible by tensor=8; use tensor in {1, 2, 4} or another heads. Nearest \
 layouts of 8 devices: --mesh.fsdp 2 --mesh.tensor 4; --mesh.replica 2 --mesh.tensor 4; --mesh.fsdp 4 --mesh.tensor 2
     """
-    found = find_problem(needs, rules, mesh)
-    if found is not None:
-        raise LayoutError(found + suggest_meshes(needs, rules, mesh, math.prod(mesh.values())))
+    problem = find_problem(needs, rules, mesh)
+    if problem is not None:
+        raise LayoutError(problem + suggest_meshes(needs, rules, mesh, math.prod(mesh.values())))
 
 
 def find_problem(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
@@ -286,10 +286,10 @@ def neighboring_meshes(mesh: Sizes, num_devices: int) -> Iterator[dict[str, int]
 
     def distance(other: Mapping[str, int]) -> tuple[int, int, float, float, float]:
         fixed = [axis for axis in MESH_AXES if axis not in ("fsdp", "replica")]
-        begun = sum(mesh.get(axis, 1) == 1 < other[axis] for axis in fixed)
+        num_new_axes = sum(mesh.get(axis, 1) == 1 < other[axis] for axis in fixed)
         changed = sum(other[axis] != mesh.get(axis, 1) for axis in fixed)
         by = {axis: abs(math.log2(other[axis] / mesh.get(axis, 1))) for axis in MESH_AXES}
-        return begun, changed, sum(by[axis] for axis in fixed), by["replica"], by["fsdp"]
+        return num_new_axes, changed, sum(by[axis] for axis in fixed), by["replica"], by["fsdp"]
 
     return iter(sorted(enumerate_meshes(num_devices), key=distance))
 
@@ -329,10 +329,14 @@ def resolve_mesh(
     try:
         return shape.resolve(num_devices)
     except LayoutError as error:
-        asked = {axis: getattr(shape, axis) for axis in MESH_AXES}
-        if shape.auto or any(size == 0 or size < -1 for size in asked.values()) or list(asked.values()).count(-1) > 1:
+        requested = {axis: getattr(shape, axis) for axis in MESH_AXES}
+        if (
+            shape.auto
+            or any(size == 0 or size < -1 for size in requested.values())
+            or list(requested.values()).count(-1) > 1
+        ):
             raise
-        fixed = math.prod(size for size in asked.values() if size > 0)
-        known = {axis: size if size > 0 else max(1, num_devices // fixed) for axis, size in asked.items()}
+        fixed = math.prod(size for size in requested.values() if size > 0)
+        known = {axis: size if size > 0 else max(1, num_devices // fixed) for axis, size in requested.items()}
         proposed = suggest_meshes(needs or MeshRequirements(), rules or Rules(), known, num_devices)
         raise LayoutError(f"{error}{proposed}") from None

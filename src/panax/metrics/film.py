@@ -30,8 +30,8 @@ def encode_animated_png(frames: Frames, seconds_per_frame: float) -> bytes:
     number = 0
     for place, frame in enumerate(frames):
         top, left, piece = (0, 0, frame) if place == 0 else _changed(frames[place - 1], frame)
-        shown = struct.pack(">IIIIIHHBB", number, piece.shape[1], piece.shape[0], left, top, milliseconds, 1000, 0, 0)
-        parts.append(png_chunk(b"fcTL", shown))
+        control = struct.pack(">IIIIIHHBB", number, piece.shape[1], piece.shape[0], left, top, milliseconds, 1000, 0, 0)
+        parts.append(png_chunk(b"fcTL", control))
         number += 1
         data = zlib.compress(png_rows(piece))
         if place == 0:

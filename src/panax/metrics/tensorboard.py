@@ -77,10 +77,10 @@ def _is_only_term(name: str, values: Mapping[str, float]) -> bool:
     >>> _is_only_term("train/loss/cross_entropy", values | {"train/loss/z": 0.0})
     False
     """
-    whole, _, term = name.rpartition("/")
-    if not whole.endswith("/loss") or not term or whole not in values:
+    loss_name, _, term = name.rpartition("/")
+    if not loss_name.endswith("/loss") or not term or loss_name not in values:
         return False
-    return values[name] == values[whole] and sum(each.startswith(f"{whole}/") for each in values) == 1
+    return values[name] == values[loss_name] and sum(each.startswith(f"{loss_name}/") for each in values) == 1
 
 
 class _NoTorch:

@@ -70,8 +70,8 @@ def find_peak_flops(devices: Sequence[Any], dtype: str) -> Peak:
     # Simulated devices share the host's cores: their number adds nothing.
     loop = measure_loop(dtype) if devices[0].platform == "cpu" else None
     measured = measure_matmul(dtype) if loop is None else loop
-    what = ("product" if loop is None else "loop", machine_key(), device_target(devices[0]).architecture, dtype)
-    best = _record_best_rate("-".join(filter(None, what)), measured)
+    cache_key = ("product" if loop is None else "loop", machine_key(), device_target(devices[0]).architecture, dtype)
+    best = _record_best_rate("-".join(filter(None, cache_key)), measured)
     if loop is None:
         source = f"the fastest {dtype} product ever measured on this {devices[0].platform}"
         reason = "other programs use this machine"

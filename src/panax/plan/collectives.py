@@ -310,5 +310,5 @@ def _where(instruction: Instruction) -> str:
             part = wrapped.group(1)
         if not _NOISE.fullmatch(part):
             scopes.append(part)
-    words = [word for word, said in (("backward", backward), ("again", "rematted_computation" in path)) if said]
+    words = [word for word, is_set in (("backward", backward), ("again", "rematted_computation" in path)) if is_set]
     return " ".join(filter(None, ("/".join(scopes), f"({', '.join(words)})" if words else "")))

@@ -72,12 +72,12 @@ class _Counting:
         """Return the FLOPs between each collective's start and its done, by the name of the start."""
         instructions = list(computation.instructions.values())
         ends = {one.operands[0]: place for place, one in enumerate(instructions) if one.opcode.endswith("-done")}
-        found = {}
+        flops_by_start = {}
         for place, one in enumerate(instructions):
             if one.opcode.endswith("-start") and one.opcode.removesuffix("-start") in KINDS and one.name in ends:
                 meanwhile = instructions[place + 1 : ends[one.name]]
-                found[one.name] = sum((self.of_instruction(other, computation) for other in meanwhile), 0.0)
-        return found
+                flops_by_start[one.name] = sum((self.of_instruction(other, computation) for other in meanwhile), 0.0)
+        return flops_by_start
 
     def of_instruction(self, one: Instruction, computation: Computation) -> float:
         if one.opcode == "dot":

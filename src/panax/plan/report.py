@@ -45,14 +45,14 @@ def walk_lines(cost: StepCost, limit: int | None) -> list[str]:
         limit: Memory of each device in bytes; None if unknown.
     """
     of = f" of {format_bytes(limit)}" if limit else ""
-    least = "at least " if cost.unknown else ""
+    prefix = "at least " if cost.unknown else ""
     lines = [
         f"traced         in {cost.seconds:.1f} s, before anything is compiled",
         f"estimate       about {format_bytes(cost.memory)}{of} on each device: {format_bytes(cost.arguments)} state and batch + "
         f"{format_bytes(cost.temporaries)} temporaries",
-        f"work           {least}{cost.work.flops:.3g} FLOPs of matrix multiplications in a step on each device",
+        f"work           {prefix}{cost.work.flops:.3g} FLOPs of matrix multiplications in a step on each device",
     ]
-    return [*lines, *_sent_lines(cost, "in one step"), *(f"  at least: {what} is not counted" for what in cost.unknown)]
+    return [*lines, *_sent_lines(cost, "in one step"), *(f"  at least: {name} is not counted" for name in cost.unknown)]
 
 
 def rare_lines(name: str, cost: StepCost, when: str) -> list[str]:
@@ -102,10 +102,10 @@ def _exchange_lines(collectives: Sequence[Collective]) -> list[str]:
     exchanges = [collective for collective in collectives if collective.kind == "ragged-all-to-all"]
     first = [collective for collective in exchanges if not collective.open_ended]
     if first:
-        axes, held = "·".join(first[0].axes), max(collective.buffer_bytes for collective in first)
+        axes, buffer_bytes = "·".join(first[0].axes), max(collective.buffer_bytes for collective in first)
         lines.append(
             f"expert exchange {format_bytes(sum(c.total_wire_bytes for c in first))} of these: rows to their experts over {axes} "
-            f"and back, at equal loads; buffers of {format_bytes(held)}"
+            f"and back, at equal loads; buffers of {format_bytes(buffer_bytes)}"
         )
     later = [collective for collective in collectives if collective.open_ended]
     if later:

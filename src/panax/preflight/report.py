@@ -164,10 +164,10 @@ def _rest(profile: HardwareProfile) -> Iterator[str]:
     yield f"others         {busiest.stolen_cores:.2f} of {busiest.cores} cores are used by other programs{on}"
     versions = next(iter(profile.processes)).versions
     named = ("python", "panax", "jax", "jaxlib", "numpy", "driver")
-    said = ", ".join(f"{name} {versions[name]}" for name in named if name in versions)
+    version_list = ", ".join(f"{name} {versions[name]}" for name in named if name in versions)
     alike = all(each.versions == versions for each in profile.processes)
     several = len(profile.processes) > 1
-    yield f"versions       {said}{'' if not several else ', and all else alike' if alike else '; not alike, see below'}"
+    yield f"versions       {version_list}{'' if not several else ', and all else alike' if alike else '; not alike, see below'}"
 
 
 def _table(rows: Sequence[tuple[str, ...]], left: int, hidden: int) -> Iterator[str]:

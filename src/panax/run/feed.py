@@ -85,13 +85,13 @@ class _SourceBatch(NamedTuple):
 def _read_batches(source: Source, step: Sender, position: Position | None) -> Iterator[_SourceBatch]:
     """Iterate over the batches of a source; of a `RowSource`, over this process's rows, of one size."""
     source = pad_batches(source, step.row_multiple)
-    held = step.held_rows(source.batch_size) if isinstance(source, RowSource) else None
-    if held is None:
+    held_rows = step.held_rows(source.batch_size) if isinstance(source, RowSource) else None
+    if held_rows is None:
         batches = source.batches(position)
     else:
         assert isinstance(source, RowSource)
-        batches = source.batches_of(held.rows, position)
-    return (_SourceBatch(batch, after, held) for batch, after in batches)
+        batches = source.batches_of(held_rows.rows, position)
+    return (_SourceBatch(batch, after, held_rows) for batch, after in batches)
 
 
 def _read_ramp(source: RampedSource, step: Sender, position: Position | None) -> Iterator[_SourceBatch]:
@@ -115,9 +115,9 @@ def _read_ramp(source: RampedSource, step: Sender, position: Position | None) ->
 def _send_batches(
     batches: Iterator[_SourceBatch], put: Callable[..., dict[str, jax.Array]], num_drawn: int, skipped: Collection[int]
 ) -> Iterator[DeviceBatch]:
-    for number, (batch, position, held) in enumerate(batches, start=num_drawn + 1):
+    for number, (batch, position, held_rows) in enumerate(batches, start=num_drawn + 1):
         if number not in skipped:
-            yield DeviceBatch(put(batch, held), position, number)
+            yield DeviceBatch(put(batch, held_rows), position, number)
 
 
 def _send_evaluation_batches(
@@ -125,10 +125,10 @@ def _send_evaluation_batches(
 ) -> Iterator[DeviceBatch]:
     """Send the batches of an evaluation; skip a last one that is too short for the mesh, with a warning."""
     usual = counted = 0
-    for number, (batch, position, held) in enumerate(batches, start=1):
+    for number, (batch, position, held_rows) in enumerate(batches, start=1):
         rows = len(next(iter(batch.values())))
         try:
-            sent = put(batch, held)
+            sent = put(batch, held_rows)
         except LayoutError as error:
             if rows >= usual:
                 raise

@@ -131,17 +131,17 @@ def _fields_of(corpus: Any) -> dict[str, str]:
             else {}
         )
         return {name: value for name in _FIELDS if (value := getattr(corpus, name)) != usual.get(name)}
-    held = getattr(corpus, "corpora", None) or [part.corpus for part in getattr(corpus, "parts", ())]
-    held = held or ([corpus.corpus] if hasattr(corpus, "corpus") else [])
-    return next((fields for each in held if (fields := _fields_of(each))), {})
+    contained = getattr(corpus, "corpora", None) or [part.corpus for part in getattr(corpus, "parts", ())]
+    contained = contained or ([corpus.corpus] if hasattr(corpus, "corpus") else [])
+    return next((fields for each in contained if (fields := _fields_of(each))), {})
 
 
 def _find_chats(corpus: Any) -> Chats | None:
     """Return the corpus of conversations among those that a corpus contains; None without one."""
     if isinstance(corpus, Chats):
         return corpus
-    held = [part.corpus for part in getattr(corpus, "parts", ())] or [getattr(corpus, "corpus", None)]
-    return next((chats for each in held if each is not None and (chats := _find_chats(each)) is not None), None)
+    contained = [part.corpus for part in getattr(corpus, "parts", ())] or [getattr(corpus, "corpus", None)]
+    return next((chats for each in contained if each is not None and (chats := _find_chats(each)) is not None), None)
 
 
 def _whole_text(data: TextData, tokenizer: Tokenizer | None, say: LogFn) -> OpenedData:

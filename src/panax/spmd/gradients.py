@@ -21,8 +21,12 @@ def compute_grads(
 
     The arguments are those of `Task.gradients`.
     """
-    own = task.gradients(params, state, micro_batches, key, trainable)
-    return accumulate_grads(task, params, state, micro_batches, key, trainable) if own is None else own
+    task_gradients = task.gradients(params, state, micro_batches, key, trainable)
+    return (
+        accumulate_grads(task, params, state, micro_batches, key, trainable)
+        if task_gradients is None
+        else task_gradients
+    )
 
 
 def accumulate_grads(

@@ -209,8 +209,8 @@ def _forward(how: tuple[Reduce, str], w: jax.Array, added: Any, residuals: Any) 
 
 def _backward(how: tuple[Reduce, str], kept: Any, gradient: jax.Array) -> tuple[jax.Array, Any, Any]:
     (reduce, name), (added, residuals) = how, kept
-    total, left = reduce(name, gradient if added is None else gradient + added, residuals)
-    return total, None if added is None else jnp.zeros_like(added), left
+    total, new_residual = reduce(name, gradient if added is None else gradient + added, residuals)
+    return total, None if added is None else jnp.zeros_like(added), new_residual
 
 
 _summed_back.defvjp(_forward, _backward)

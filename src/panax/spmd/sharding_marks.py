@@ -87,7 +87,7 @@ def assert_sharding(tree: Tree, holds: Mapping[str, ValueState], dim: int = 0) -
     >>> float(assert_sharding(jax.numpy.float32(1.0), {"tensor": ValueState.PARTIAL}))
     1.0
     """
-    return _marked(tree, ShardingMark.DECLARED, tuple((axis, (what,)) for axis, what in holds.items()), "", dim)
+    return _marked(tree, ShardingMark.DECLARED, tuple((axis, (state,)) for axis, state in holds.items()), "", dim)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))

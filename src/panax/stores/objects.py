@@ -179,15 +179,15 @@ class ObjectStore:
                 pages = None
                 raise
 
-        seen: set[str] = set()
+        listed: set[str] = set()
         end = time.monotonic() + self._policy.list_seconds
         while (page := self._retried(next_page, "listed", prefix)) is not None:
-            new = [(meta["path"], meta["size"]) for meta in page if meta["path"] not in seen]
-            seen.update(name for name, _ in new)
+            new = [(meta["path"], meta["size"]) for meta in page if meta["path"] not in listed]
+            listed.update(name for name, _ in new)
             if page and not new:
                 self._refuse_list(prefix, "its pages repeat themselves")
-            if len(seen) > _MOST_LISTED or time.monotonic() > end:
-                self._refuse_list(prefix, f"its pages had not ended after {len(seen):,} objects")
+            if len(listed) > _MOST_LISTED or time.monotonic() > end:
+                self._refuse_list(prefix, f"its pages had not ended after {len(listed):,} objects")
             for name, size in new:
                 if name.startswith(self._prefix):
                     yield Entry(name[len(self._prefix) :], size)

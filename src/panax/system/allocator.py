@@ -93,12 +93,12 @@ def restart_with_huge_pages() -> None:
 
     For programs, as their first action.
     """
-    wanted = huge_page_environment()
-    if not wanted or not sys.executable or sys.gettrace() is not None:
+    environment = huge_page_environment()
+    if not environment or not sys.executable or sys.gettrace() is not None:
         return
     with contextlib.suppress(OSError):
         # If the system refuses, the program continues as it is.
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **wanted})
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **environment})
 
 
 def release_freed_memory() -> None:

@@ -103,9 +103,9 @@ class BinaryReader:
 
     def take(self, count: int) -> bytes:
         """Read the next `count` bytes; see `read_bytes`."""
-        found = read_bytes(self.data, self.at, count)
+        data = read_bytes(self.data, self.at, count)
         self.at += count
-        return found
+        return data
 
     def varint(self) -> int:
         """Read the next number of seven bits per byte, the lowest first.
@@ -117,12 +117,12 @@ class BinaryReader:
         >>> BinaryReader(bytes([0x96, 0x01])).varint()
         150
         """
-        found = 0
+        value = 0
         for shift in range(0, MAX_VARINT_BITS, 7):
             byte = self.byte()
-            found |= (byte & 0x7F) << shift
+            value |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return found
+                return value
         raise BinaryError(f"a number of more than {MAX_VARINT_BITS} bits")
 
     def zigzag(self) -> int:
@@ -131,5 +131,5 @@ class BinaryReader:
         >>> BinaryReader(bytes([3])).zigzag()
         -2
         """
-        found = self.varint()
-        return (found >> 1) ^ -(found & 1)
+        value = self.varint()
+        return (value >> 1) ^ -(value & 1)

@@ -123,9 +123,9 @@ class PipedProcess:
         """
         while len(self._read) < size:
             self._more(seconds)
-        found = self._read[:size]
+        data = self._read[:size]
         del self._read[:size]
-        return found
+        return data
 
     def end(self, seconds: float) -> int:
         """Close the pipes, let the process end by itself within `seconds`, then kill its group; return the exit
@@ -267,11 +267,11 @@ def run_command(
         finally:
             kill_group(process.pid)
             process.wait(60)
-        said = []
+        line = []
         for file in (output, errors):
             file.seek(0)
-            said.append(file.read(MAX_OUTPUT_BYTES).decode(errors="replace"))
-    return CompletedCommand(code, *said)
+            line.append(file.read(MAX_OUTPUT_BYTES).decode(errors="replace"))
+    return CompletedCommand(code, *line)
 
 
 def end_with_parent() -> None:

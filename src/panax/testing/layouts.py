@@ -220,9 +220,9 @@ def _compare(layout: str, many: TrainedModel, one: TrainedModel, tolerance: floa
             f"{layout}: the first {name} depends on the mesh; draw it by its name"
         )
     _assert_close(f"{layout}: the gradient", many.gradient, one.gradient, tolerance)
-    for number, (loss, wanted) in enumerate(zip(many.losses, one.losses)):
-        assert abs(loss - wanted) <= tolerance * (number + 1) * abs(wanted), (
-            f"{layout}: the loss of step {number} is {loss:.9g}, on one device {wanted:.9g}; expected them within "
+    for number, (loss, expected) in enumerate(zip(many.losses, one.losses)):
+        assert abs(loss - expected) <= tolerance * (number + 1) * abs(expected), (
+            f"{layout}: the loss of step {number} is {loss:.9g}, on one device {expected:.9g}; expected them within "
             f"{tolerance:.1g}. Look for a sum over devices that is missing, or made twice"
         )
     _assert_close(f"{layout}: after {STEPS} steps", many.last, one.last, tolerance * STEPS)

@@ -75,9 +75,11 @@ def check_leaves(task: Task, names: Collection[str]) -> None:
         if leaf in likely or leaf in names
     }
     line = ", ".join(f'"{leaf}": batch["{name}"]' for leaf, name in named.items())
-    how = f"; write {{{line}}}" if likely else ""
-    what = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(likely.values())}, which {kind} does not read"
-    raise DataError(f"the batch has the leaves {', '.join(sorted(names))}, and {what}; {kind} takes {takes}{how}")
+    hint = f"; write {{{line}}}" if likely else ""
+    problem = (
+        f"lacks {', '.join(missing)}" if missing else f"has {', '.join(likely.values())}, which {kind} does not read"
+    )
+    raise DataError(f"the batch has the leaves {', '.join(sorted(names))}, and {problem}; {kind} takes {takes}{hint}")
 
 
 def _find_misnamed(leaf: str, strange: Collection[str], other_names: Mapping[str, tuple[str, ...]]) -> str | None:
@@ -117,11 +119,11 @@ def find_held_rows(devices: Collection[Any], sharding: Sharding, batch_size: int
     Args:
         sharding: Sharding of an array with rows as its only dimension.
     """
-    held = np.zeros(batch_size, np.bool_)
+    is_held = np.zeros(batch_size, np.bool_)
     for device, (rows,) in sharding.devices_indices_map((batch_size,)).items():
         if device in devices:
-            held[rows] = True
-    return HeldRows(np.flatnonzero(held), batch_size)
+            is_held[rows] = True
+    return HeldRows(np.flatnonzero(is_held), batch_size)
 
 
 def global_array(leaf: np.ndarray, held: HeldRows, sharding: Sharding) -> jax.Array:

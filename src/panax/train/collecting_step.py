@@ -61,7 +61,7 @@ def check_plain(program: "Program") -> None:
         RecipeError: The task is combined with such a feature; the message names the setting to remove.
     """
     renewal = program.transformation.renewal
-    for asked, setting in (
+    for is_set, setting in (
         (not program.comms.is_plain, "comms"),
         (program.tables is not None, "tables of parameters"),
         (
@@ -69,7 +69,7 @@ def check_plain(program: "Program") -> None:
             f"{type(program.optimizer).__name__}, which renews its state {'' if renewal is None else renewal.description}",
         ),
     ):
-        if asked:
+        if is_set:
             raise RecipeError(
                 f"{type(program.task).__name__} makes {program.task.updates_per_step} updates in a step, which can't be combined "
                 f"with {setting}; remove them"
@@ -142,19 +142,19 @@ def _updates(
             after = jax.tree.map(lambda new, old: jnp.where(going, new, old), after, state)
         return (after, going), (_Packed.of(scalars), going)
 
-    def updates(begun: TrainState) -> tuple[TrainState, UpdateOutcome]:
-        (state, _), made = jax.lax.scan(update, (begun, jnp.bool_(True)), jnp.arange(task.updates))
+    def updates(initial: TrainState) -> tuple[TrainState, UpdateOutcome]:
+        (state, _), outcome = jax.lax.scan(update, (initial, jnp.bool_(True)), jnp.arange(task.updates))
         skipped = program.transformation.on_skipped_step
         if task.may_stop_early and skipped is not None:
             # Advance the schedule by the omitted updates, which the run's total number of updates includes.
-            left_out = task.updates - made[1].sum(dtype=jnp.int32)
+            left_out = task.updates - outcome[1].sum(dtype=jnp.int32)
             state = dataclasses.replace(state, optimizer_state=skipped(state.optimizer_state, left_out))
-        return state, made
+        return state, outcome
 
-    begun = dataclasses.replace(state, model_state=dict(collected.state))
+    initial = dataclasses.replace(state, model_state=dict(collected.state))
     faults = [metric.has_failed for metric in collected.metrics.values() if isinstance(metric, DataChecks)]
-    state, made = _unless(faults, updates, begun) if faults else updates(begun)
-    return dataclasses.replace(state, model_state={**collected.kept, **state.model_state}), made
+    state, outcome = _unless(faults, updates, initial) if faults else updates(initial)
+    return dataclasses.replace(state, model_state={**collected.kept, **state.model_state}), outcome
 
 
 def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], initial: TrainState) -> Any:
@@ -162,10 +162,12 @@ def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], initi
     has_fault = functools.reduce(jnp.logical_or, faults)
     shapes = jax.eval_shape(updates, initial)[1]
 
-    def none(made: Any) -> Any:
-        if isinstance(made, DataChecks):
-            return DataChecks(jnp.full(made.worst.shape, NO_FAULT, made.worst.dtype), made.checks, made.advice)
-        return jnp.zeros(made.shape, made.dtype)
+    def none(outcome: Any) -> Any:
+        if isinstance(outcome, DataChecks):
+            return DataChecks(
+                jnp.full(outcome.worst.shape, NO_FAULT, outcome.worst.dtype), outcome.checks, outcome.advice
+            )
+        return jnp.zeros(outcome.shape, outcome.dtype)
 
     nothing = jax.tree.map(none, shapes, is_leaf=lambda made: isinstance(made, DataChecks))
     if current_target().traits.cheap_branches:

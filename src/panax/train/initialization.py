@@ -103,14 +103,14 @@ def _limit(device: Any) -> int | None:
 def _bytes_by_device(tree: Any, shardings: Any) -> Mapping[Any, int]:
     """Return the bytes of the leaves on each device of this process, without leaves offloaded to host
     memory."""
-    found: dict[Any, int] = {}
+    device_bytes: dict[Any, int] = {}
     for leaf, sharding in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings)):
         if sharding.memory_kind not in (None, _usual_memory(sharding)):
             continue
         size = _bytes(sharding.shard_shape(leaf.shape), leaf.dtype)
         for device in sharding.addressable_devices:
-            found[device] = found.get(device, 0) + size
-    return found
+            device_bytes[device] = device_bytes.get(device, 0) + size
+    return device_bytes
 
 
 def _usual_memory(sharding: Any) -> str:

@@ -136,12 +136,12 @@ def compute_mesh_gradients(
     out = Gradients(free, PartitionSpec(), specs[1], PartitionSpec(), row_specs)  # pyright: ignore[reportArgumentType]
     named = {name: leaf_axes for name, _, leaf_axes in pair_axes(inputs.params, parameter_axes)}
 
-    def of_replicas(kept: Mapping[str, Any] | None) -> Any:
+    def of_replicas(arrays: Mapping[str, Any] | None) -> Any:
         # Each replica holds its own value: one more dimension, over the axes of the slow network.
-        if kept is None or rule.comms is None:
+        if arrays is None or rule.comms is None:
             return None
         over = rule.comms.over
-        return {name: PartitionSpec(*over, *partition_entries(layout.storage(named[name]))) for name in kept}
+        return {name: PartitionSpec(*over, *partition_entries(layout.storage(named[name]))) for name in arrays}
 
     residuals, delayed = of_replicas(inputs.residuals), of_replicas(inputs.delayed)
     shardings = GradientInputs(*specs, PartitionSpec(), residuals, PartitionSpec(), delayed)  # pyright: ignore[reportArgumentType]

@@ -66,12 +66,12 @@ class WidthFactors:
 
     def describe(self) -> list[str]:
         """Describe the factors: a line for each pair of factors, with the parameters that have it."""
-        found: dict[tuple[float, float], list[str]] = {}
+        names_by_factors: dict[tuple[float, float], list[str]] = {}
         for name, rate in self.rates.items():
-            found.setdefault((rate, self.scales.get(name, 1.0)), []).append(name)
+            names_by_factors.setdefault((rate, self.scales.get(name, 1.0)), []).append(name)
         return [
             f"muP  rate x {rate:.4g}" + (f", begun x {scale:.4g}" if scale != 1 else "") + f": {', '.join(names)}"
-            for (rate, scale), names in found.items()
+            for (rate, scale), names in names_by_factors.items()
         ]
 
 

@@ -27,27 +27,27 @@ def check_sums(comms: Comms, task: Task, layout: Layout) -> None:
     """
     if comms.sums == "at_end":
         return
-    asked = f'comms.sums="{comms.sums}"'
+    setting = f'comms.sums="{comms.sums}"'
     if not task.names_axes:
         raise RecipeError(
-            f"{asked}: {type(task).__name__} names no axes, so XLA schedules its gradient sums; remove comms.sums"
+            f"{setting}: {type(task).__name__} names no axes, so XLA schedules its gradient sums; remove comms.sums"
         )
     if layout.sizes["replica"] * layout.sizes["context"] == 1:
         raise RecipeError(
-            f"{asked} has no effect: with replica=1 and context=1 gradients of layers are scattered as they are formed, and not "
-            f"added up; remove comms.sums"
+            f"{setting} has no effect: with replica=1 and context=1 gradients of layers are scattered as they are formed, and "
+            f"not added up; remove comms.sums"
         )
     if layout.sizes["stage"] > 1:
         raise RecipeError(
-            f"{asked}: stages of a pipeline add their gradients up after its last tick; set mesh.stage=1, or remove comms.sums"
+            f"{setting}: stages of a pipeline add their gradients up after its last tick; set mesh.stage=1, or remove comms.sums"
         )
     if layout.zero.scatters_per_step:
         raise RecipeError(
-            f'{asked} with rules.zero="1", which scatters gradients once a step; set it to "2" or "3", or remove comms.sums'
+            f'{setting} with rules.zero="1", which scatters gradients once a step; set it to "2" or "3", or remove comms.sums'
         )
     if comms.compress and task.scales_loss:
         raise RecipeError(
-            f"{asked} with comms.compress: gradients of a loss scaled for float16 still have its factor, unlike the "
+            f"{setting} with comms.compress: gradients of a loss scaled for float16 still have its factor, unlike the "
             "residuals; remove "
             f"one of the two, or set task.compute_dtype to bfloat16"
         )

@@ -297,8 +297,8 @@ class Program:
         if isinstance(self.task, CollectingTask):
             return first_batch(self, state, batch)
         if self.growing is not None:
-            given = self.growing.assign_rows(state, batch, batch_row_axes(batch))
-            return given.state, given.batch
+            assigned = self.growing.assign_rows(state, batch, batch_row_axes(batch))
+            return assigned.state, assigned.batch
         return state, batch
 
     def _with_rows(
@@ -320,12 +320,12 @@ def _state_axes(
 ) -> TrainState:
     averaged = None
     if abstract.averaged is not None:
-        kept = [
+        averaged_axes = [
             axes
             for (_, _, axes), keep in zip(pair_axes(abstract.params, parameter_axes), jax.tree.leaves(dense))
             if keep
         ]
-        averaged = jax.tree.structure(abstract.averaged).unflatten(kept)
+        averaged = jax.tree.structure(abstract.averaged).unflatten(averaged_axes)
     parts = {
         "step": (),
         "params": parameter_axes,

@@ -65,10 +65,10 @@ class RolledReplay:
             The new state and the scalars, on the rolled mesh, and the checksums of each of their logical
             shards, as in `ShardSums`.
         """
-        taken = self.step(*self.roll((state, dict(batch)))) if self.places else self.step(state, batch)
+        result = self.step(*self.roll((state, dict(batch)))) if self.places else self.step(state, batch)
         # One program computes all checksums, with devices in their usual order.
-        leaves = [relabel_devices(leaf, self._usual) for leaf in jax.tree.leaves(taken)]
-        return *taken, np.roll(self._shard_sums(leaves), -self.places, axis=0)
+        leaves = [relabel_devices(leaf, self._usual) for leaf in jax.tree.leaves(result)]
+        return *result, np.roll(self._shard_sums(leaves), -self.places, axis=0)
 
     def extra_bytes(self, batch: Mapping[str, Any]) -> int | None:
         """Return the additional memory that each device needs compared with a usual step; None if XLA does

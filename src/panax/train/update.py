@@ -181,7 +181,7 @@ def train_step(
             `loss_scale` if there is one; and results of data checks (`DataChecks`), if the task has any.
     """
     task, tables, transformation, config = rule.gradients.task, rule.gradients.tables, rule.transformation, rule.config
-    result, owed, terms = gradient_step(state, batch, rule.gradients, batch_axes)
+    result, residuals, terms = gradient_step(state, batch, rule.gradients, batch_axes)
     # 1. Decide whether the update is applied: finite, not a spike, and with something to learn from.
     late = state.delayed
     result = result._replace(gradients=mask_frozen_layers(result.gradients, rule.frozen_rows))
@@ -234,7 +234,7 @@ def train_step(
             averaged = _averaged(state.averaged, params, config.ema_decay, guard, state.step)
         elif transformation.average is not None:
             averaged = mask_frozen_layers(transformation.average(params, optimizer_state), rule.frozen_rows, params)
-        return _Guarded(params, result.state, optimizer_state, averaged, owed)
+        return _Guarded(params, result.state, optimizer_state, averaged, residuals)
 
     old = _Guarded(free, state.model_state, state.optimizer_state, state.averaged, state.owed)
     chosen = _either(applied, updated, old)

@@ -284,5 +284,5 @@ def select_columns(names: Sequence[str]) -> list[Column]:
     """
     if len(set(names)) != len(names):
         raise RecipeError(f"columns={','.join(names)} names one twice")
-    wanted = {find_column(name).name for name in names}
-    return [column for column in EVERY if column.name in wanted] if wanted else list(COLUMNS)
+    requested = {find_column(name).name for name in names}
+    return [column for column in EVERY if column.name in requested] if requested else list(COLUMNS)

@@ -126,8 +126,8 @@ class WorkerGroup:
         tail = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         if code == -signal.SIGKILL:
             return "its process was killed (signal 9), as the kernel does when memory runs out"
-        how = f"by {signal_name(-code)}" if code < 0 else f"with code {code}"
-        return f"its process ended {how}: {' '.join(tail)[:300]}"
+        cause = f"by {signal_name(-code)}" if code < 0 else f"with code {code}"
+        return f"its process ended {cause}: {' '.join(tail)[:300]}"
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of all its processes together so far."""
@@ -163,10 +163,10 @@ def link_packages(folder: Path) -> Path:
     place = folder / "packages"
     place.mkdir(exist_ok=True)
     for name in ("panax", "panax_compare"):
-        found = importlib.util.find_spec(name)
-        assert found is not None and found.origin is not None
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.origin is not None
         (place / name).unlink(missing_ok=True)
-        (place / name).symlink_to(Path(found.origin).parent, target_is_directory=True)
+        (place / name).symlink_to(Path(spec.origin).parent, target_is_directory=True)
     return place.absolute()
 
 

@@ -89,8 +89,8 @@ def _rows(name: str, batches: Iterator[Any], length: int) -> Iterator[Batch]:
     for batch in batches:
         if "tokens" in batch:
             tokens = batch["tokens"]
-            kept = batch["segment"] > 0 if "segment" in batch else np.ones(tokens.shape, bool)
-            left = np.concatenate([left, tokens[kept].astype(np.int32)])
+            is_token = batch["segment"] > 0 if "segment" in batch else np.ones(tokens.shape, bool)
+            left = np.concatenate([left, tokens[is_token].astype(np.int32)])
             count = (len(left) - 1) // length
             if count > 0:
                 used = count * length

@@ -244,17 +244,17 @@ def _step(
     # From each position to each later one, and from the chunk's start to each.
     between = jnp.cumsum(jnp.where(earlier[:, None, None], log_decay[..., None], 0.0), axis=-2)
     from_start = jnp.cumsum(log_decay, axis=-1)
-    begun = kept = ended = None
+    decay_applies = carries_over = is_last_run = None
     if run is not None and run_before is not None:
         last = run[:, -1]
         earlier = earlier & (run[:, :, None] == run[:, None, :])
-        begun, ended = (run == run_before[:, None])[:, None, None], (run == last[:, None])[:, None, None]
-        kept, run_before = (run_before == last)[:, None, None], last
+        decay_applies, is_last_run = (run == run_before[:, None])[:, None, None], (run == last[:, None])[:, None, None]
+        carries_over, run_before = (run_before == last)[:, None, None], last
     weights = jnp.exp(jnp.where(earlier[:, None, None], between, MASKED))
     lower = jnp.einsum("bign,bjgn->bgij", k, k)[:, :, None] * weights * beta[..., None]
-    read = _where(begun, jnp.exp(from_start))[..., None]
-    held = read * jnp.einsum("bign,bgrnp->bgrip", k, state)
-    corrections = jnp.einsum("bgrij,bgrjp->bgrip", invert_unit_lower(lower), beta[..., None] * (values - held))
+    read = _where(decay_applies, jnp.exp(from_start))[..., None]
+    remembered = read * jnp.einsum("bign,bgrnp->bgrip", k, state)
+    corrections = jnp.einsum("bgrij,bgrjp->bgrip", invert_unit_lower(lower), beta[..., None] * (values - remembered))
     y = None
     if outputs:
         # A position's decay to itself is 1 by definition, and has no gradient.
@@ -263,8 +263,8 @@ def _step(
         )
         y = jnp.einsum("bgrij,bgrjp->bgrip", scores, corrections)
         y = (y + read * jnp.einsum("bign,bgrnp->bgrip", q, state)).transpose(0, 3, 1, 2, 4).astype(dtype)
-    written = _where(ended, jnp.exp(between[..., -1, :]))[..., None] * corrections
-    state = _where(kept, jnp.exp(from_start[..., -1]))[..., None, None] * state
+    written = _where(is_last_run, jnp.exp(between[..., -1, :]))[..., None] * corrections
+    state = _where(carries_over, jnp.exp(from_start[..., -1]))[..., None, None] * state
     return (state + jnp.einsum("bjgn,bgrjp->bgrnp", k, written), run_before), y
 
 

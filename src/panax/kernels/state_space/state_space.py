@@ -208,12 +208,15 @@ def _step(carry: tuple[Array, Array | None], piece: tuple) -> tuple[tuple[Array,
     between = jnp.cumsum(jnp.where(together[:, None, None], log_decay[..., None], 0.0), axis=-2)
     decay = jnp.moveaxis(jnp.cumsum(log_decay, axis=-1), -1, 1)
     to_end = jnp.moveaxis(between[..., -1, :], -1, 1)
-    decay_applies = kept = ended = None
+    decay_applies = carries_over = is_last_run = None
     if run is not None and run_before is not None:
         last = run[:, -1]
         together = together & (run[:, :, None] == run[:, None, :])
-        decay_applies, ended = (run == run_before[:, None])[..., None, None], (run == last[:, None])[..., None, None]
-        kept, run_before = (run_before == last)[:, None, None], last
+        decay_applies, is_last_run = (
+            (run == run_before[:, None])[..., None, None],
+            (run == last[:, None])[..., None, None],
+        )
+        carries_over, run_before = (run_before == last)[:, None, None], last
     # A position's decay to itself is 1 by definition: computed from the difference it would have two
     # gradients that cancel, and with strong decays the result would be lost in their rounding.
     apart = jnp.where(jnp.eye(size, dtype=bool), jnp.zeros((), wide), MASKED)[None, None, None]
@@ -222,9 +225,9 @@ def _step(carry: tuple[Array, Array | None], piece: tuple) -> tuple[tuple[Array,
     y = product("bgrij,bjgrp->bigrp", scores.astype(x.dtype), x)
     read = _where(decay_applies, jnp.exp(decay))
     y = y + read[..., None] * product("bign,bgnrp->bigrp", c, state.astype(x.dtype))
-    written = _where(ended, jnp.exp(to_end) * dt)
+    written = _where(is_last_run, jnp.exp(to_end) * dt)
     state_update = product("bjgn,bjgrp->bgnrp", b, (x.astype(wide) * written[..., None]).astype(x.dtype))
-    state = _where(kept, jnp.exp(decay[:, -1]))[:, :, None, :, None] * state + state_update
+    state = _where(carries_over, jnp.exp(decay[:, -1]))[:, :, None, :, None] * state + state_update
     return (state, run_before), y.astype(x.dtype)
 
 

@@ -50,9 +50,9 @@ class Latent(Validated):
     value_dim: int = 128
 
     def __post_init__(self) -> None:
-        for name, least in (("q_rank", 0), ("kv_rank", 1), ("nope_dim", 1), ("rope_dim", 2), ("value_dim", 1)):
-            if getattr(self, name) < least:
-                raise RecipeError(f"model.latent.{name}={getattr(self, name)}; expected {least} or more")
+        for name, minimum in (("q_rank", 0), ("kv_rank", 1), ("nope_dim", 1), ("rope_dim", 2), ("value_dim", 1)):
+            if getattr(self, name) < minimum:
+                raise RecipeError(f"model.latent.{name}={getattr(self, name)}; expected {minimum} or more")
         if self.rope_dim % 2:
             raise RecipeError(f"model.latent.rope_dim={self.rope_dim} is odd; rotary embedding turns pairs of features")
         if self.value_dim > self.head_dim:

@@ -203,10 +203,10 @@ def _assign_by_expert_choice(moe: MoE, scores: jax.Array, tokens: Tokens) -> tup
     """Choose each expert's best tokens of each row. If rows are sharded, all devices of a row compute the same
     choice, and each returns that of its positions."""
     batch, length, experts = scores.shape
-    shown = jax.lax.stop_gradient(scores)
+    metric_scores = jax.lax.stop_gradient(scores)
     if tokens.valid is not None:
-        shown = jnp.where(tokens.valid[:, :, None], shown, -jnp.inf)
-    rows = _whole_rows(shown)
+        metric_scores = jnp.where(tokens.valid[:, :, None], metric_scores, -jnp.inf)
+    rows = _whole_rows(metric_scores)
     # best, place: [batch, expert, capacity], with positions in the global row.
     best, place = jax.lax.top_k(rows.swapaxes(1, 2), moe.row_capacity(rows.shape[1]))
     count = (rows > -jnp.inf).any(axis=-1).sum(axis=-1)

@@ -125,14 +125,14 @@ def _curves(all_figures: Sequence[RunFigures]) -> tuple[Block, ...]:
 def _of_times(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
     estimated = [run.name for run in runs if run.times is not None and not run.times.measured]
     lacking = [run.name for run in runs if run.times is None]
-    said = []
+    sentences = []
     if estimated:
-        said.append(
+        sentences.append(
             f"Time is that of the steps alone, by seconds/step, for {', '.join(estimated)}: there is no goodput.jsonl."
         )
     if lacking:
-        said.append(f"Not drawn, since their times are unknown: {', '.join(lacking)}.")
-    return (Paragraph(" ".join(said), faint=True),) if said else ()
+        sentences.append(f"Not drawn, since their times are unknown: {', '.join(lacking)}.")
+    return (Paragraph(" ".join(sentences), faint=True),) if sentences else ()
 
 
 def list_differences(mappings: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:

@@ -123,14 +123,14 @@ def _data(account: Mapping[str, Any]) -> str:
     parts = mapping(account, "parts")
     if not parts:
         return "no account: the run has not ended, or its source does not count its documents"
-    told = []
+    lines = []
     for name, part in parts.items():
         if not isinstance(part, Mapping):
             continue
         epochs, documents = number(part, "epochs"), number(part, "documents")
         label = f"{name}: " if name else ""
-        told.append(f"{label}{epochs or 0:.2f} epochs over {documents or 0:,.0f} documents")
-    return format_value(told) + f", after step {format_value(account.get('step'))}"
+        lines.append(f"{label}{epochs or 0:.2f} epochs over {documents or 0:,.0f} documents")
+    return format_value(lines) + f", after step {format_value(account.get('step'))}"
 
 
 def _names_on_command_line(command: list[Any]) -> set[str]:

@@ -192,8 +192,8 @@ def _alive(path: Path, curves: Mapping[str, Curve], life: Life | None, facts: Fa
 
 def _check(path: Path) -> None:
     if not path.is_dir():
-        what = "it is a file" if path.exists() else "there is no such folder"
-        raise DataError(f"expected a run's folder, as runs/NAME, and got {path}: {what}{_runs_in(path.parent)}")
+        reason = "it is a file" if path.exists() else "there is no such folder"
+        raise DataError(f"expected a run's folder, as runs/NAME, and got {path}: {reason}{_runs_in(path.parent)}")
     if not any((path / name).is_file() for name in RUN_MARKER_FILES):
         raise DataError(
             f"{path} is not a run's folder: it has none of {', '.join(RUN_MARKER_FILES)}; pass the folder that "

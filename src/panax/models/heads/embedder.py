@@ -84,8 +84,8 @@ class TextEmbedderTask(HeadedTask):
         mask = targets["loss_mask"]
         texts, positives = jnp.split(self.vectors(params, items, targets["pooling"]), 2)
         losses = [self._loss(texts[:, :dim], positives[:, :dim], mask) for dim in (*self.dims, self.model.embed)]
-        whole, right = losses[-1]
-        mean = sum((loss for loss, _ in losses[:-1]), whole) / len(losses)
+        full_loss, right = losses[-1]
+        mean = sum((loss for loss, _ in losses[:-1]), full_loss) / len(losses)
         metrics: Metrics = {"in_batch_accuracy": Mean((right * mask).sum(), mask.sum()), "texts": Sum(mask.sum())}
         return {"in_batch": Loss((split_cotangent(mean) * mask).sum(), mask.sum())}, metrics
 

@@ -101,9 +101,9 @@ class Shampoo(MatrixOptimizer):
         for name, shard in shards.items():
             entry, (towards, *statistics) = inputs[name], preconditioned[name]
             direction = moments[name].direction(entry, self.b1, self.b2, self.epsilon)
-            size, wanted = shard.norm(towards), shard.norm(direction)
+            size, norm = shard.norm(towards), shard.norm(direction)
             # AdamW's update if there are no roots yet, or if all gradients of this matrix were zero.
-            update = jnp.where(size > 0, towards * (wanted / jnp.where(size > 0, size, 1)), direction)
+            update = jnp.where(size > 0, towards * (norm / jnp.where(size > 0, size, 1)), direction)
             kept = {
                 **moments[name].arrays,
                 **dict(zip(STATISTICS, statistics)),
@@ -130,14 +130,14 @@ class Shampoo(MatrixOptimizer):
 
         owned_inputs, arrays, returned = {}, {}, {}
         for name, shard in shards.items():
-            matrix, kept = OwnedArray.of(shard), statistic_shards(shard, self.state_specs(shard.parameter))
-            owned_inputs[name] = [matrix, matrix, *(kept[kind] for kind in (*STATISTICS, *ROOTS))]
+            matrix, statistics = OwnedArray.of(shard), statistic_shards(shard, self.state_specs(shard.parameter))
+            owned_inputs[name] = [matrix, matrix, *(statistics[kind] for kind in (*STATISTICS, *ROOTS))]
             arrays[name] = [
                 inputs[name].gradient,
                 moments[name].mean,
                 *(inputs[name].state[kind] for kind in (*STATISTICS, *ROOTS)),
             ]
-            returned[name] = [matrix, *(kept[kind] for kind in STATISTICS)]
+            returned[name] = [matrix, *(statistics[kind] for kind in STATISTICS)]
         return map_to_owners(map_one_by_one(work), owned_inputs, arrays, returned)
 
     def renewal_due(self, number: int) -> bool:

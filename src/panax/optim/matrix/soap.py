@@ -74,7 +74,7 @@ class Soap(MatrixOptimizer):
             return {}
         # One update fewer than AdamW's count: there is no basis yet for the first gradient.
         before = next(iter(inputs.values())).num_updates
-        begun = before > 0
+        has_statistics = before > 0
         since = jnp.maximum(before - 1, 0)
 
         def work(gradient: jax.Array, mean: jax.Array, square: jax.Array, *kept: jax.Array) -> list[jax.Array]:
@@ -100,8 +100,8 @@ class Soap(MatrixOptimizer):
             )
             gradient = entry.gradient
             mean = self.b1 * entry.state[MEAN].astype(gradient.dtype) + (1 - self.b1) * gradient
-            means[name] = jnp.where(begun, mean, 0)
-            square = jnp.where(begun, entry.state[SQUARE].astype(gradient.dtype), 0)
+            means[name] = jnp.where(has_statistics, mean, 0)
+            square = jnp.where(has_statistics, entry.state[SQUARE].astype(gradient.dtype), 0)
             sides = self.sides(shard.parameter)
             kinds = [STATISTICS[side] for side in sides] + [BASES[side] for side in sides]
             owned_inputs[name] = [matrix, matrix, matrix, *(kept[kind] for kind in kinds)]
@@ -112,10 +112,10 @@ class Soap(MatrixOptimizer):
             map_one_by_one(work), owned_inputs, arrays, returned
         ).items():
             entry, sides = inputs[name], self.sides(shards[name].parameter)
-            kept = {MEAN: means[name], SQUARE: jnp.where(begun, square, 0)}
+            kept = {MEAN: means[name], SQUARE: jnp.where(has_statistics, square, 0)}
             kept |= {STATISTICS[side]: one for side, one in zip(sides, statistics)}
             kept |= {BASES[side]: entry.state[BASES[side]] for side in sides}
-            updates[name] = jnp.where(begun, -entry.rate * (towards + entry.decay * entry.value), 0), kept
+            updates[name] = jnp.where(has_statistics, -entry.rate * (towards + entry.decay * entry.value), 0), kept
         return updates
 
     def renewal_due(self, number: int) -> bool:

@@ -30,10 +30,10 @@ def block_shape(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
     >>> block_shape((512, 256), ("embed", "kv_latent")), block_shape((12, 64), ("layer", "norm"))
     ((1, 256), None)
     """
-    own = [dim for dim, axis in enumerate(axes) if not is_stack_axis(axis)]
-    if math.prod(shape[dim] for dim in own) < LEAST:
+    array_dims = [dim for dim, axis in enumerate(axes) if not is_stack_axis(axis)]
+    if math.prod(shape[dim] for dim in array_dims) < LEAST:
         return None
-    box = quant_block_shape(shape, axes, own, BLOCK)
+    box = quant_block_shape(shape, axes, array_dims, BLOCK)
     return box if math.prod(box) == BLOCK else None
 
 

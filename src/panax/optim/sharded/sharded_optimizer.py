@@ -234,7 +234,7 @@ class ShardedOptimizer(Optimizer):
             arrays = _Arrays(
                 named_leaves(gradients),
                 named_leaves(params),
-                {kind: kept for kind, kept in state.items() if kind != COUNT},
+                {kind: leaves for kind, leaves in state.items() if kind != COUNT},
                 {name: factor_by_layer(rates.get(name, []), 1.0, parameter) for name, parameter in parameters.items()},
                 {
                     name: self.weight_decay
@@ -242,12 +242,15 @@ class ShardedOptimizer(Optimizer):
                     for name, parameter in parameters.items()
                 },
             )
-            changes, kept = self._on_mesh(parameters, arrays, rate, count)
+            changes, new_state = self._on_mesh(parameters, arrays, rate, count)
             leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-            return structure.unflatten([changes[path_name(path)] for path, _ in leaves]), {COUNT: count + 1, **kept}
+            return structure.unflatten([changes[path_name(path)] for path, _ in leaves]), {
+                COUNT: count + 1,
+                **new_state,
+            }
 
         def renewed(state: dict[str, Any], params: Any) -> dict[str, Any]:
-            arrays = {kind: kept for kind, kept in state.items() if kind != COUNT}
+            arrays = {kind: leaves for kind, leaves in state.items() if kind != COUNT}
             return {COUNT: state[COUNT], **self._renewed_on_mesh(described(params), arrays, state[COUNT])}
 
         # Only an optimizer that overrides `renew` has state to renew; for others, nothing is compiled.

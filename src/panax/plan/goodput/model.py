@@ -100,9 +100,9 @@ def forecast(stages: StageTimes, fleet: Fleet) -> Forecast:
     shares["start"] += planned
     advances = steps * (1 - planned) * fleet.days * SECONDS_PER_DAY >= MIN_CHECKPOINTS * stages.every
     if not advances:
-        kept = (*PRODUCTIVE_KINDS, "checkpoint wait")
-        shares["lost work"] += sum(shares[kind] for kind in kept)
-        shares |= dict.fromkeys(kept, 0.0)
+        productive = (*PRODUCTIVE_KINDS, "checkpoint wait")
+        shares["lost work"] += sum(shares[kind] for kind in productive)
+        shares |= dict.fromkeys(productive, 0.0)
     return Forecast(
         devices=fleet.devices,
         every=stages.every,
@@ -131,8 +131,8 @@ def _without_copies(stages: StageTimes, fleet: Fleet) -> tuple[float, float, flo
     training_time = _exp(-rate * fleet.recovery(stages))
     # The first checkpoint after a recovery waits for no other one.
     one = _exp(-rate * (commit + first))
-    kept = one / -math.expm1(-rate * cycle)
-    checkpoints = rate * training_time * kept
+    committed = one / -math.expm1(-rate * cycle)
+    checkpoints = rate * training_time * committed
     waits = checkpoints * (cycle - work) - rate * training_time * one * held_up
     return checkpoints * stages.every, waits, max(training_time - checkpoints * work - waits, 0.0)
 

@@ -64,7 +64,7 @@ def group_passes(block: OperationBlock) -> tuple[OperationBlock, list[list[Opera
 def _passes(block: OperationBlock) -> Iterable[_Pass]:
     needs = LivenessInfo(block)
     place = {id(operation): number for number, operation in enumerate(block.operations)}
-    made = {id(value): place[id(operation)] for operation in block.operations for value in operation.outputs}
+    producers = {id(value): place[id(operation)] for operation in block.operations for value in operation.outputs}
     due = needs.first_readers()
     passes: list[_Pass] = []
     for operation in block.operations:
@@ -74,7 +74,7 @@ def _passes(block: OperationBlock) -> Iterable[_Pass]:
         if id(value) not in needs.written or id(value) in needs.origin:
             continue
         sources = {id(source): source for source in needs.sources(operation)}
-        ready = max((made.get(key, -1) for key in sources), default=-1)
+        ready = max((producers.get(key, -1) for key in sources), default=-1)
         alone = _Pass([operation], sources, ready, due.get(id(value), len(block.operations)))
         # A result of another pass among the inputs orders the two.
         for index, other in enumerate(passes):

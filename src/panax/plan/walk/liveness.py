@@ -210,13 +210,13 @@ def _transposed_array(operation: Operation, needs: LivenessInfo) -> Value | None
     """Return the array that a collective along another dimension than the first has to transpose, since it
     works along the first."""
     gathered = operation.name == "all_gather"
-    whole = operation.outputs[0] if gathered else operation.arrays[0]
+    full_array = operation.outputs[0] if gathered else operation.arrays[0]
     dim = gathered_dim(operation.eqn) if gathered else scattered_dim(operation.eqn)
-    if math.prod(whole.shape[:dim]) == 1:
+    if math.prod(full_array.shape[:dim]) == 1:
         return None
-    beside = needs.readers.get(id(whole), []) if gathered else [needs.makers.get(id(needs.base(whole)))]
-    alike = (other is not None and _in_any_order(other, whole, dim, needs) for other in beside)
-    return None if all(alike) else whole
+    beside = needs.readers.get(id(full_array), []) if gathered else [needs.makers.get(id(needs.base(full_array)))]
+    alike = (other is not None and _in_any_order(other, full_array, dim, needs) for other in beside)
+    return None if all(alike) else full_array
 
 
 def _in_any_order(operation: Operation, value: Value, dim: int, needs: LivenessInfo) -> bool:

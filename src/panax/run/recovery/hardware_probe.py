@@ -126,15 +126,16 @@ class HardwareProbe:
         """Compile the programs of a probe."""
         self._matrix = MatrixProbe()
         hosts = gather_texts(socket.gethostname())
-        told = ""
+        uses_text = ""
         if is_process_zero():
             profile, name = self._profile(hosts)
             uses = axis_uses(self._mesh, profile)
-            told = json.dumps([dataclasses.asdict(use) for use in uses])
+            uses_text = json.dumps([dataclasses.asdict(use) for use in uses])
             if profile is not None:
                 _report_profile(profile, name, uses)
         self._axes = [
-            AxisProbe(self._mesh, AxisUse(**use)) for use in json_reader.parse(broadcast_text(told), constants=True)
+            AxisProbe(self._mesh, AxisUse(**use))
+            for use in json_reader.parse(broadcast_text(uses_text), constants=True)
         ]
         # The first time that all processes meet: compile the programs by which they agree.
         self._agree(False, 1.0)
@@ -143,10 +144,10 @@ class HardwareProbe:
         """Return the newest profile of these hosts in this mesh, and its file's name."""
         sizes = dict(self._mesh.shape.items())
         places = [profile_in(self._prepared.folder), *sorted(profiles_folder().glob("*.json"))]
-        found = newest_profile(self._mesh.devices.flat[0].device_kind, sizes, places)
-        if found is None or not is_same_hosts(found[0], hosts, sizes):
+        newest = newest_profile(self._mesh.devices.flat[0].device_kind, sizes, places)
+        if newest is None or not is_same_hosts(newest[0], hosts, sizes):
             return None, ""
-        return found[0], found[1].name
+        return newest[0], newest[1].name
 
     def _probe(self, step: int, parts: dict[str, float]) -> None:
         assert self._matrix is not None

@@ -127,10 +127,10 @@ class SdcVerifier:
 
     def __init__(self, prepared: PreparedRun, report: RunReporter, rollback: RollbackController, say: LogFn):
         """Set up the checks; every process of the job calls it."""
-        asked, self._step = prepared.experiment.verify.every, prepared.step
-        self._every = effective_verify_every(asked, self._step)
-        if self._every != asked:
-            say(f"verify.every={asked} pauses: one device is left, and steps are repeated on another one")
+        every, self._step = prepared.experiment.verify.every, prepared.step
+        self._every = effective_verify_every(every, self._step)
+        if self._every != every:
+            say(f"verify.every={every} pauses: one device is left, and steps are repeated on another one")
         self._report, self._rollback, self._say = report, rollback, say
         self._fresh, self._good, self._seconds = True, False, 0.0
         self._elsewhere: dict[int, RolledReplay] = {}
@@ -237,35 +237,36 @@ class SdcVerifier:
             return
         if any_process(not np.array_equal(again, usual)):
             repeated = np.flatnonzero((again != usual).any((0, 2)))
-            what = (
+            explanation = (
                 f"the step is not deterministic: repeated on the same devices, it gives other bits in "
                 f"{_listed([names[i] for i in repeated])}. A kernel that adds in no fixed order does that (on GPU, try "
                 f"XLA_FLAGS=--xla_gpu_deterministic_ops=true), or else a device that errs at random"
             )
         else:
-            what = (
+            explanation = (
                 f"the step gives other bits on the devices in another order, in {_listed([names[i] for i in verdict.leaves])}: "
                 f"its collectives add in an order that depends on the devices, or else a device errs every time"
             )
         raise TrainingError(
             broadcast_text(
-                f"step {number} can't be checked: {what}. Look at the devices with `panax check --full`, or set verify.every to 0"
+                f"step {number} can't be checked: {explanation}. Look at the devices with `panax check --full`, "
+                f"or set verify.every to 0"
             )
         )
 
     def _words(self, verdict: ReplayComparison, names: list[str], number: int) -> str:
         count = len(self._devices)
         where = f"{len(verdict.shards)} of {count} shards of {_listed([names[i] for i in verdict.leaves])}"
-        said = f"step {number} gave other values on other devices, in {where}: silent data corruption"
+        sentence = f"step {number} gave other values on other devices, in {where}: silent data corruption"
         if len(verdict.odd_devices) == count > 2 or not verdict.odd_devices:
-            return f"{said}. It spread to all shards, so the device can't be identified; look with `panax check --full`"
+            return f"{sentence}. It spread to all shards, so the device can't be identified; look with `panax check --full`"
         devices = [
             f"device {device.id} of process {device.process_index} on {self._hosts[device.process_index]}"
             for device in (self._devices[place] for place in verdict.odd_devices)
         ]
         if count == 2:
-            return f"{said}. With 2 devices there is no majority: it was {' or '.join(devices)}"
-        return f"{said}. By the majority of 3 executions it was {_listed(devices)}"
+            return f"{sentence}. With 2 devices there is no majority: it was {' or '.join(devices)}"
+        return f"{sentence}. By the majority of 3 executions it was {_listed(devices)}"
 
 
 def replay_offsets(hosts: Sequence[str], processes: Sequence[int]) -> list[int]:

@@ -93,8 +93,8 @@ def check(
         if experiment.checkpoint.directory:
             chosen.append(checkpoint_location(experiment))
     version = sys.modules[__name__.partition(".")[0]].__version__
-    wanted = list(dict.fromkeys([*chosen, *map(str, places)]))
-    profile, broken = measure(placement.mesh, uses, wanted, version, say)
+    measured_places = list(dict.fromkeys([*chosen, *map(str, places)]))
+    profile, broken = measure(placement.mesh, uses, measured_places, version, say)
     result = Preflight(profile, (*find_problems(profile), *broken))
     result = dataclasses.replace(result, kept=_write_profile(profile, save))
     if page is not None:
@@ -118,13 +118,13 @@ def _summarize_findings(result: Preflight) -> str:
 
 def _of_run(experiment: Experiment, say: LogFn) -> tuple[Placement, list[CollectiveUse] | None]:
     """Return the mesh of a run and the collectives of its step; None for the latter if they are not known."""
-    found = sketch_step(experiment, jax.devices(), say)
-    if not isinstance(found.step, CompiledStep):
+    sketch = sketch_step(experiment, jax.devices(), say)
+    if not isinstance(sketch.step, CompiledStep):
         return Placement.create(devices=jax.devices()[:1]), None
-    placement = found.step.placement
-    if not found.task.names_axes or placement.devices.size == 1:
+    placement = sketch.step.placement
+    if not sketch.task.names_axes or placement.devices.size == 1:
         return placement, None
-    return placement, summarize_uses(walk_step(found.step, found.batch()).traffic)
+    return placement, summarize_uses(walk_step(sketch.step, sketch.batch()).traffic)
 
 
 def _write_profile(profile: HardwareProfile, save: str | Path | None) -> Path | None:

@@ -149,11 +149,11 @@ def smooth_losses(losses: Sequence[float], smoothing: float) -> list[float]:
     >>> smooth_losses([4.0, 2.0], 0.5)
     [4.0, 2.6666666666666665]
     """
-    found, mean = [], 0.0
+    smoothed, mean = [], 0.0
     for count, loss in enumerate(losses, start=1):
         mean = smoothing * mean + (1 - smoothing) * loss
-        found.append(mean / (1 - smoothing**count))
-    return found
+        smoothed.append(mean / (1 - smoothing**count))
+    return smoothed
 
 
 def has_diverged(losses: Sequence[float], smoothing: float) -> bool:
@@ -183,16 +183,16 @@ def analyze_lr_range_test(losses: Sequence[float], rate_range: RateRange, per_pe
     rates = [rate_range.rate(step) for step in range(len(losses))]
     finite = [n for n, loss in enumerate(smoothed) if math.isfinite(loss)]
     diverged = has_diverged(losses, rate_range.smoothing)
-    why = _why_none(losses, smoothed, finite, diverged)
+    reason = _why_none(losses, smoothed, finite, diverged)
     recommended = steepest = None
-    if not why:
+    if not reason:
         lowest = min_finite(finite, key=lambda n: smoothed[n])
         slopes = np.gradient([smoothed[n] for n in finite[: lowest + 1]])
         steepest = rates[int(np.argmin(slopes))]
         recommended = rates[lowest] / RATE_DIVISOR
     return RateSearch(
         tuple(rates), tuple(losses), tuple(smoothed), recommended, steepest, diverged,
-        None if recommended is None else recommended / per_peak, why,
+        None if recommended is None else recommended / per_peak, reason,
     )  # fmt: skip
 
 
