@@ -13,7 +13,7 @@ def kernels_folder() -> Path:
     """Return the folder of the cache, which no other user may write to.
 
     Raises:
-        OSError: It can't be created, or others may write to it.
+        OSError: The folder can't be created, or other users may write to it.
     """
     return make_private_folder(user_caches() / "panax" / "kernels")
 

@@ -33,7 +33,7 @@ def import_service(name: str, extra: str) -> Any:
     """Import an optional library.
 
     Raises:
-        RecipeError: It is not installed; the message explains how to install it.
+        RecipeError: The library is not installed; the message explains how to install it.
     """
     import importlib
 

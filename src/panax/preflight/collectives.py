@@ -38,7 +38,7 @@ _MEASURED_AS: Mapping[CollectiveKind, CollectiveKind] = {
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveUse:
-    """A kind of collective over some mesh axes that a run will use.
+    """A kind of collective over one or more mesh axes that a run will use.
 
     Attributes:
         sent_bytes: Approximate bytes sent by each device in one execution.
@@ -85,7 +85,7 @@ def default_uses(sizes: Mapping[str, int]) -> list[CollectiveUse]:
 
 
 def measure_collective(mesh: Mesh, use: CollectiveUse) -> CollectiveFigures:
-    """Time one kind of collective over some axes; all processes of the mesh call this together."""
+    """Time one kind of collective over its axes; all processes of the mesh call this together."""
     ways = math.prod(mesh.shape[axis] for axis in use.axes)
     platform = mesh.devices.flat[0].platform
     largest = min(max(use.sent_bytes, FIRST_BYTES), LARGEST_BYTES.get(platform, _LARGEST_ELSEWHERE))

@@ -35,7 +35,7 @@ SECONDS = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """One direction between two devices that are neighbors along some mesh axes, by their indices in the
+    """One direction between two devices that are neighbors along one or more mesh axes, by their indices in the
     mesh's order."""
 
     source: int

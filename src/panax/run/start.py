@@ -115,7 +115,7 @@ def choose_kernels(experiment: Experiment, say: LogFn, *, fresh: bool, detail: L
 
 @contextlib.contextmanager
 def open_folder(prepared: PreparedRun, say: LogFn, *, fresh: bool = False) -> Iterator[Checkpointer]:
-    """Make the run's folder, lock it and its checkpoints against a second job, and yield its checkpointer.
+    """Create the run's folder, lock it and its checkpoints against a second job, and yield its checkpointer.
 
     In a job of many processes the first one holds the locks.
 

@@ -76,7 +76,7 @@ class Clients:
             return self._made[key]
 
     def check(self, url: str, seconds: float) -> None:
-        """Make a first client, without a request; raise StoreError if the environment lacks a setting."""
+        """Create a first client, without a request; raise StoreError if the environment lacks a setting."""
         try:
             self.get(seconds)
             return

@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 def make_private_folder(path: str | Path) -> Path:
-    """Create a folder that only this user can write to, or check that an existing folder is such a folder.
+    """Create a folder that only this user can write to, or check that an existing folder is private in this
+    way.
 
     Missing parents are created too; all parents must belong to this user or root; a parent that all may write
     to must be sticky, as `/tmp` and `/dev/shm` are, so that no other user can replace this folder.

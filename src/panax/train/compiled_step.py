@@ -150,7 +150,7 @@ class CompiledStep:
         return self._initializer.init(seed, initial_values)
 
     def init_params(self, seed: int, mask: Any) -> Any:
-        """Initialize some parameters as `init` does, without memory for the others.
+        """Initialize the parameters that `mask` selects as `init` does, without memory for the others.
 
         Args:
             mask: Bools with the structure of the parameters; the result has None in place of False.

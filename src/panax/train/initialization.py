@@ -41,7 +41,7 @@ class StateInitializer:
         return self._call(self._create, seed)
 
     def init_params(self, seed: int, mask: Any) -> Any:
-        """Initialize some parameters; see `CompiledStep.init_params`."""
+        """Initialize the parameters that `mask` selects; see `CompiledStep.init_params`."""
         check_memory(self._program.abstract, self._shardings)
         if not any(jax.tree.leaves(mask)):
             return eqx.filter(mask, False)

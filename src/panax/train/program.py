@@ -355,7 +355,7 @@ class _StateInitializer:
     Attributes:
         dense: Tree of bools with the structure of the parameters: True for trained parameters that are not
             tables.
-        averages: True if an average of the parameters is kept.
+        averages: True if an average of the parameters is computed.
         loss_scale: The first loss scale; None for a task that does not scale its loss.
     """
 

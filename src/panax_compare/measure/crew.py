@@ -159,7 +159,7 @@ class WorkerGroup:
 
 
 def link_packages(folder: Path) -> Path:
-    """Make a folder in which another interpreter finds this Panax, and nothing else of this environment."""
+    """Create a folder in which another interpreter finds this Panax, and nothing else of this environment."""
     place = folder / "packages"
     place.mkdir(exist_ok=True)
     for name in ("panax", "panax_compare"):

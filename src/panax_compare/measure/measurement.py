@@ -75,7 +75,7 @@ class Measurement:
         return self.comparison
 
     def _checked(self) -> None:
-        """Make the work, list the columns, and let each one that can run take its first steps."""
+        """Create the work, list the columns, and take the first steps of each column that can run."""
         self._list(self._work())
         for column in self._to_check():
             with self._recorded(column):
@@ -174,7 +174,8 @@ class Measurement:
         self._keep_or_close(column, memory["resident_bytes"])
 
     def _keep_or_close(self, column: Column, resident_bytes: int) -> None:
-        """Keep all columns alive while memory suffices, else none: each is then restarted for every turn."""
+        """Keep the processes of all columns alive while memory suffices, otherwise of none: each column is then
+        restarted for every turn."""
 
         def largest(kind: str) -> int:
             peaks = (entry.peak_bytes or 0 for entry in self.comparison.columns.values() if entry.peak_of == kind)
@@ -263,7 +264,7 @@ class Measurement:
 
 
 def make_fixtures(settings: Settings, folder: Path, until: dict[str, float] | None = None) -> ComparedWork:
-    """Make the weights and batches, in the folder's `work`; those of an interrupted comparison are reused.
+    """Create the weights and batches, in the folder's `work`; those of an interrupted comparison are reused.
 
     Args:
         until: Target of the training; the batches are then the recipe's.

@@ -83,7 +83,7 @@ _tried: ContextVar[CpuKernels | None] = ContextVar("panax_cpu_kernels", default=
 
 
 def current_choice() -> CpuKernels:
-    """Return the choice in force; XLA for everything if none was made."""
+    """Return the current choice; XLA for every kind of work if none was made."""
     return _tried.get() or _current or CpuKernels()
 
 
@@ -103,7 +103,7 @@ def is_chosen() -> bool:
 
 
 def use_choice(kernels: CpuKernels) -> None:
-    """Put a choice into force for programs traced from now on. Programs compiled before are not affected."""
+    """Use a choice for programs traced from now on. Programs compiled before are not affected."""
     global _current
     _current = kernels
 

@@ -47,7 +47,7 @@ class _Interpolation(Validated):
 
     @abc.abstractmethod
     def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
-        """Return the kept fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
+        """Return the unscaled fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
         clipped by the caller."""
 
     def scale(self, frequency: np.ndarray, theta: float) -> np.ndarray:
@@ -119,7 +119,7 @@ class RotaryScaling(_Interpolation):
         """Accept any width of a head."""
 
     def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
-        """Return the kept fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
+        """Return the unscaled fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
         clipped by the caller."""
         turns = self.original_length * frequency / (2 * math.pi)
         return (turns - self.low_frequency_factor) / (self.high_frequency_factor - self.low_frequency_factor)
@@ -183,7 +183,7 @@ class YarnScaling(_Interpolation):
         )
 
     def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
-        """Return the kept fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
+        """Return the unscaled fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
         clipped by the caller."""
         pairs = len(frequency)
         first, last = self._transition(pairs, theta)

@@ -35,8 +35,7 @@ class Line(NamedTuple):
     """One line of a chart.
 
     Attributes:
-        x: Its points' positions, ascending, of the same number as `y`. A point that is not finite leaves a
-            gap.
+        x: Positions of the points, ascending; as many as in `y`. A point that is not finite leaves a gap.
         color: Empty for the page's next color; only those change in dark mode.
         dashes: SVG's `stroke-dasharray`; empty for none.
         marked: True if a line with few points has circles.

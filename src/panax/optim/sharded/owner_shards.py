@@ -159,7 +159,7 @@ MatrixFunction = Callable[..., Sequence[jax.Array]]
 def map_to_owners(
     work: MatrixFunction, owned_inputs: ArraysToOwn, arrays: Arrays, returned: ArraysToOwn
 ) -> dict[str, list[jax.Array]]:
-    """Run `work` on every matrix of some parameters, each matrix on one device.
+    """Run `work` on every matrix of the given parameters, each matrix on one device.
 
     Args:
         owned_inputs: Parameter name to the inputs of `work`.

@@ -183,7 +183,7 @@ class ShardedOptimizer(Optimizer):
         """Check that this optimizer applies to at least one parameter.
 
         Raises:
-            RecipeError: It applies to none; the message names the reason and an alternative.
+            RecipeError: The optimizer applies to no parameter; the message names the reason and an alternative.
         """
 
     def build(

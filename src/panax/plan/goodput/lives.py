@@ -153,7 +153,7 @@ class _Life:
         return self._grow()
 
     def _grow(self) -> bool:
-        """Take back the hosts that have been replaced."""
+        """Add the hosts that have been replaced to the run again."""
         before = self.now
         back = 0
         while self.returning and self.returning[0] <= self.now:

@@ -49,7 +49,7 @@ class DeviceRates(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CollectiveRates(Validated):
-    """Measurements of one kind of collective over some mesh axes, in the slowest group.
+    """Measurements of one kind of collective over one or more mesh axes, in the slowest group.
 
     Attributes:
         kind: One of `plan.collectives.KINDS`.
