@@ -48,7 +48,7 @@ class Interval:
 
     Attributes:
         begin: Start in seconds since the epoch, like `end`.
-        step: Number of steps taken at its end; None before the session's first step.
+        step: Number of steps taken at its end; None until the session begins its steps.
         seconds: Seconds by kind; their sum is `end - begin`.
         gap: For a session's first interval: the kind of the time between the previous session and this one.
         word: How the session ended, with its last interval; otherwise empty.

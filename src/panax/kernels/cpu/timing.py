@@ -107,7 +107,7 @@ def choose_kernels(
     Args:
         recorded: The `record` that the run began with, on any machine. It is used if it is from this kind of
             machine, so that a resumed run is bitwise the same.
-        on_choice: Called with the choice, unless the process had one already.
+        on_choice: Called with the choice, unless this process keeps an earlier one.
         devices: Devices of the programs, by default all of JAX's. Nothing is timed for other platforms.
     """
     if {jax.default_backend(), (jax.devices() if devices is None else devices)[0].platform} != {"cpu"}:

@@ -155,8 +155,8 @@ def check_wall(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 
 
 def check_codes(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """Check a kernel for "codes and rest": each value is at most half a step from its decoded code, and the
-    residual holds the exact difference."""
+    """Check a kernel for "codes and rest": each value is at most half a step from its decoded code, and decoded
+    value and residual add up to it."""
     if dtype != "float32":
         raise CaseSkipped("gradients are added up in float32")
     select_supported(kernel, [ResidualCase(INT8, 256)], local_target())

@@ -25,9 +25,9 @@ AVERAGED, OWED, REPLICAS, DELAYED = "averaged.", "owed.", "replicas.", "delayed.
 def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
     """Restore the checkpoint's state.
 
-    If `step.ema_decay` was set or unset since, an average of the parameters starts here, or is dropped.
-    Residuals of compressed gradient sums are resharded for the current replicas, if any still compress. A
-    gradient that is one step late is dropped if another number of replicas held it.
+    An average of the parameters starts here, or is dropped, if the setting for it has changed. Residuals of
+    compressed gradient sums are resharded for the current replicas, if any still compress. A gradient that is
+    one step late is dropped if another number of replicas held it.
 
     Raises:
         CheckpointError, DamagedError: As for `restore`.
