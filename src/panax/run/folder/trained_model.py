@@ -78,7 +78,7 @@ def find_checkpoints(where: str, *, newest: bool = False) -> Iterator[Checkpoint
     """Yield the checkpoint at an address, or those of a run's folder, the best or the newest one first.
 
     Raises:
-        CheckpointError: There is no checkpoint, or its manifest is damaged.
+        CheckpointError: The checkpoint does not exist, or its manifest is damaged.
     """
     if any(entry.path == MANIFEST for entry in open_store(where).list()):
         yield open_checkpoint(where)
