@@ -35,8 +35,8 @@ class ExchangeWindow(NamedTuple):
 
     Attributes:
         low: For each source, the first of its rows for the target that travels, counted among those rows.
-        high: One past the last.
-        at: Their first slot in the target's buffer.
+        high: One past the last of these rows.
+        at: First slot of these rows in the target's buffer.
     """
 
     low: Int[Array, "source target"]

@@ -130,7 +130,7 @@ class WorkerGroup:
         return f"its process ended {cause}: {' '.join(tail)[:300]}"
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time of all its processes together so far."""
+        """Return the CPU seconds that all processes of the column have used so far."""
         total = 0.0
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -99,8 +99,8 @@ class Race(Measurement):
         self.until = until
 
     def run_to_loss(self) -> list[RaceEntry]:
-        """Train all columns that agree. Finished ones are saved, and not trained again by the same
-        command."""
+        """Train all columns with agreeing first losses. Finished columns are saved, and not trained again by
+        the same command."""
         arrivals = self._read_finished()
         try:
             self._checked()

@@ -102,7 +102,7 @@ class DiskRates(Validated):
     Attributes:
         place: The folder or the store's address.
         written_bytes: The size of the file that was written, read and removed.
-        write_bandwidth: Bytes per second until they were durable.
+        write_bandwidth: Bytes per second, the flush to the disk included.
         read_bandwidth: Bytes per second.
     """
 

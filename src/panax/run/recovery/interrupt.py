@@ -120,8 +120,8 @@ class SignalHandler:
             self.signal = self._came
 
     def _watch(self) -> None:
-        """Start a thread that sees signals at once, also while the main thread is in a compiler, where Python
-        runs no handler."""
+        """Start a thread that handles signals at once, also while the main thread is in a compiler, where
+        Python runs no handler."""
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         try:

@@ -88,8 +88,8 @@ def find_batch(
     devices: Any = None,
     say: LogFn = lambda line: None,
 ) -> BatchSearch:
-    """Find the most rows that each device can train on at one time. Steps are compiled, and their memory is
-    read; none is run.
+    """Find the maximum number of rows that each device can train on at one time. Steps are compiled, and their
+    memory is read; none is run.
 
     Above 16 rows the answer is a multiple of an eighth of a power of 2.
 
