@@ -17,7 +17,7 @@ FILES = [
 ]
 
 EXCEPTIONS = {
-    "max(found, default=None)": "whole numbers of steps",
+    "max(steps, default=None)": "whole numbers of steps",
     "max(((path / name).stat().st_mtime ": "times of files",
     "max((part for part in module.modules() ": "lengths of lists",
     "max(entry.sent_bytes, default=None)": "counted bytes",
@@ -29,7 +29,7 @@ EXCEPTIONS = {
     "sorted(arrivals, key=order.index)": "an order of names",
     "sorted(batch": "whole numbers, and names",
     "sorted(collected)": "names",
-    "sorted(found)": "names and step numbers",
+    "sorted(newest)": "names and step numbers",
     "sorted(glob.glob(": "names",
     "sorted(kinds, key=lambda kind: list(KINDS)": "an order of names",
     "sorted(os.sched_getaffinity(": "whole numbers",
