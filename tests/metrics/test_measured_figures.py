@@ -23,7 +23,7 @@ EXCEPTIONS = {
     "max(entry.sent_bytes, default=None)": "counted bytes",
     "min((int(line) for ": "whole numbers",
     "min((len(leaf) for ": "lengths of arrays",
-    "min(known)": "only finite ones are in it",
+    "min(finite_values)": "only finite ones are in it",
     "min(seconds)": "a column's own process measures them, where Panax may not be installed; clocks give no NaN",
     "sorted((str(each) for ": "names",
     "sorted(arrivals, key=order.index)": "an order of names",
