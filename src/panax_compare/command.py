@@ -63,14 +63,14 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--optimizer", help=f"{', '.join(OPTIMIZERS)}; by default adamw, of dlrm adagrad")
     arguments.add_argument("--learning-rate", type=float, default=0.0)
     arguments.add_argument("--weight-decay", type=float, default=Settings.weight_decay)
-    for name, what in (
+    for name, help_text in (
         ("layers", "instead of the size's"),
         ("sequence-length", "of a row of tokens"),
         ("image-size", "pixels of a side"),
         ("patch-size", "pixels of a side"),
         ("classes", "of images"),
     ):
-        arguments.add_argument(f"--{name}", type=int, default=0, help=what)
+        arguments.add_argument(f"--{name}", type=int, default=0, help=help_text)
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--no-probes", action="store_true", help="skip the probes after the timing: other batches")
     arguments.add_argument(
@@ -105,7 +105,7 @@ def read_settings(options: argparse.Namespace) -> Settings:
     """Return the settings given by the flags.
 
     Raises:
-        RecipeError: They are invalid, or contradict each other.
+        RecipeError: The flags are invalid, or contradict each other.
     """
     values = {
         field.name: getattr(options, field.name)

@@ -156,22 +156,22 @@ def measure_published(settings: Settings, folder: Path, command: str, steps: int
     return published
 
 
-def _begun(folder: Path, wanted: Published) -> Published:
+def _begun(folder: Path, requested: Published) -> Published:
     path = folder / RESULTS
     if not path.is_file():
-        return wanted
+        return requested
     try:
         published = Published(**json_reader.read(path, constants=True))
     except (ValueError, TypeError) as error:
         raise DataError(
             f"{path} can't be read: {error}; remove it, or choose another folder with --directory"
         ) from error
-    same = json.loads(json.dumps(wanted.settings)) == published.settings
-    if not same or (published.steps, published.rounds) != (wanted.steps, wanted.rounds):
+    same = json.loads(json.dumps(requested.settings)) == published.settings
+    if not same or (published.steps, published.rounds) != (requested.steps, requested.rounds):
         raise RecipeError(
             f"{folder} holds a comparison with other settings; choose another folder with --directory, or remove it"
         )
-    published.command = wanted.command
+    published.command = requested.command
     return published
 
 

@@ -72,7 +72,7 @@ def _abstraction(comparison: Comparison) -> Answer:
 
 
 def _performance(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[str, tuple[str, ...]]:
-    said = describe_verdict(comparison, rows)
+    sentences = describe_verdict(comparison, rows)
     evidence = [
         f"{row.title}: {format_seconds(row.seconds)} a step ({format_seconds(row.low)} to {format_seconds(row.high)})"
         + (f", {format_ratio(row.ratio)} times the fastest PyTorch column" if row.ratio else "")
@@ -88,7 +88,7 @@ def _performance(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[str
             f"Memory: {smallest.title} the least, {format_size(smallest.peak_bytes)}; {largest.title} the most, "
             f"{format_size(largest.peak_bytes)}"
         )
-    return " ".join(said), tuple(evidence)
+    return " ".join(sentences), tuple(evidence)
 
 
 def _distributed(comparison: Comparison) -> Answer:
@@ -121,7 +121,7 @@ def _debugging(comparison: Comparison, rows: list[ColumnFigures]) -> Answer:
         return Answer(question, "No column ran, so this run gives no answer.", ())
     quick = min_finite(ran, key=lambda row: row.first_step_seconds or 0.0)
     slow = max_finite(ran, key=lambda row: row.first_step_seconds or 0.0)
-    said = (
+    sentence = (
         f"{quick.title} shows its first loss {format_seconds(quick.first_step_seconds)} after its process starts, the soonest; "
         f"{slow.title} needs {format_seconds(slow.first_step_seconds)}."
     )
@@ -142,8 +142,8 @@ def _debugging(comparison: Comparison, rows: list[ColumnFigures]) -> Answer:
         f"{column.title}, a batch with a label too few: {describe_wrong_batch(entry.probe)}" for column, entry in probed
     ]
     if probed:
-        said += f" A batch of another size was accepted without compiling by {join_words(free)}."
-    return Answer(question, said, tuple(evidence))
+        sentence += f" A batch of another size was accepted without compiling by {join_words(free)}."
+    return Answer(question, sentence, tuple(evidence))
 
 
 def describe_new_shape(probe: dict[str, Any], usual: float | None) -> tuple[str, bool]:
@@ -153,8 +153,8 @@ def describe_new_shape(probe: dict[str, Any], usual: float | None) -> tuple[str,
     first, second = probe["another_shape"]
     if "error" in first:
         return f"refused after {format_seconds(first['seconds'])}: {first['error']}", False
-    least = min(second.get("seconds", first["seconds"]), usual or first["seconds"])
-    if first["seconds"] < RETRACED * least:
+    fastest = min(second.get("seconds", first["seconds"]), usual or first["seconds"])
+    if first["seconds"] < RETRACED * fastest:
         return f"taken as it is ({format_seconds(first['seconds'])})", True
     return (
         f"recompiled, unasked, in {format_seconds(first['seconds'])}; the next such batch took "
@@ -182,11 +182,11 @@ def _ecosystem(comparison: Comparison) -> Answer:
     ran = [column.title for column, entry in columns if entry.losses]
     absent = [column.title for column, entry in columns if entry.state == "absent"]
     impossible = [column.title for column, entry in columns if entry.state == "impossible"]
-    said = f"This model ran as {join_words(ran)}."
+    sentence = f"This model ran as {join_words(ran)}."
     if absent:
-        said += f" Not installed here: {join_words(absent)}."
+        sentence += f" Not installed here: {join_words(absent)}."
     if impossible:
-        said += f" Without such a model: {join_words(impossible)}."
+        sentence += f" Without such a model: {join_words(impossible)}."
     evidence = [
         f"{column.title}: "
         + (
@@ -200,4 +200,4 @@ def _ecosystem(comparison: Comparison) -> Answer:
     evidence.append(
         "All columns read the same config.json and model.safetensors, which Panax wrote in Hugging Face's layout."
     )
-    return Answer(question, said, tuple(evidence))
+    return Answer(question, sentence, tuple(evidence))

@@ -76,7 +76,7 @@ class Comparison:
         command: The command line.
         work: Facts of the `ComparedWork`: title, unit, units_per_step, flops_per_step, parameters, family.
         reference: The column with which the losses of the others are compared.
-        nudged: Its losses from weights that differ by a rounding.
+        nudged: The reference's losses from weights that differ by a rounding.
         sessions: Number of runs of the command so far.
         one_at_a_time: True if columns were restarted for each turn, because memory did not suffice for all.
         complete: True if everything possible was measured.
@@ -122,7 +122,7 @@ def resume_or_start(folder: Path, settings: dict[str, Any]) -> Comparison:
     """Return the comparison in a folder, to be continued, or a new one.
 
     Raises:
-        RecipeError: The folder holds one with other settings.
+        RecipeError: The folder holds a comparison with other settings.
     """
     comparison = read_comparison(folder)
     settings = json.loads(json.dumps(settings))

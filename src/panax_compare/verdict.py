@@ -156,23 +156,23 @@ def describe_verdict(comparison: Comparison, rows: list[ColumnFigures]) -> list[
     if not compared:
         return ["No column has figures that can be compared."]
     timed = [row for row in compared if not row.layout]
-    said = _ranking(comparison, timed)
+    sentences = _ranking(comparison, timed)
     for layout in dict.fromkeys(row.layout for row in rows if row.layout):
-        said += _ranking(comparison, [row for row in compared if row.layout == layout])
+        sentences += _ranking(comparison, [row for row in compared if row.layout == layout])
     panax_row = next((row for row in timed if row.name == "panax"), None)
     if panax_row is not None and panax_row is not timed[0]:
-        said.append(f"Panax is number {timed.index(panax_row) + 1} of {len(timed)} here.")
+        sentences.append(f"Panax is number {timed.index(panax_row) + 1} of {len(timed)} here.")
     for row in rows:
         if row.remark.startswith("not the same work"):
-            said.append(f"{row.title} gets no ratio: {row.remark}.")
+            sentences.append(f"{row.title} gets no ratio: {row.remark}.")
     others = [row.others for row in compared if row.others is not None]
     if others and max_finite(others) > 0.25:
-        said.append(
+        sentences.append(
             f"Other programs used {min_finite(others):.1f} to {max_finite(others):.1f} cores during the turns: times "
             "are longer than "
             "on a quiet machine, and ratios less certain."
         )
-    return said
+    return sentences
 
 
 def _ranking(comparison: Comparison, timed: list[ColumnFigures]) -> list[str]:
@@ -182,7 +182,7 @@ def _ranking(comparison: Comparison, timed: list[ColumnFigures]) -> list[str]:
     first = timed[0]
     if len(timed) == 1:
         return [f"{first.title} alone has figures: {first.seconds:.3g} s a step; there is nothing to compare it with."]
-    said = []
+    sentences = []
     for other in timed[1:]:
         ratio = step_time_ratio(comparison.columns[other.name], comparison.columns[first.name])
         if ratio is None:
@@ -190,7 +190,7 @@ def _ranking(comparison: Comparison, timed: list[ColumnFigures]) -> list[str]:
         median, low, high = ratio
         told_apart = low > 1.0
         if other is timed[1]:
-            said.append(
+            sentences.append(
                 f"{first.title} is the fastest: {first.seconds:.3g} s a step (rounds {first.low:.3g} to {first.high:.3g})."
                 if told_apart
                 else f"{first.title} has the lowest median, {first.seconds:.3g} s a step, but not in every round: this run "
@@ -198,8 +198,8 @@ def _ranking(comparison: Comparison, timed: list[ColumnFigures]) -> list[str]:
             )
         # One statistic for all statements: within a round, since rounds differ. The medians of seconds may be
         # ordered differently.
-        said.append(
+        sentences.append(
             f"{other.title} takes {median:.2f} times as long as {first.title} within a round (median; {low:.2f} to {high:.2f})"
             + ("." if told_apart else ": not distinguishable.")
         )
-    return said
+    return sentences

@@ -82,7 +82,7 @@ def test_the_walk_is_what_the_formulas_say(target, mesh, rows, model, options):
     assert_alike(traffic_totals(walked.cost.traffic), formula_totals(decoder_traffic(walked.formula)), 0.002)
     # Later rounds are declared: none is expected, and there is a worst case.
     later = [one for one in walked.cost.traffic if one.times.expected == 0]
-    assert bool(later) == ("expert" in mesh) and all(one.times.most for one in later)
+    assert bool(later) == ("expert" in mesh) and all(one.times.maximum for one in later)
 
 
 @pytest.mark.parametrize(("target", "mesh", "rows", "model", "options"), [*ALL, NOTHING_AGAIN])

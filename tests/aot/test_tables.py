@@ -92,7 +92,7 @@ def test_a_traced_step_sends_what_the_formula_says(case):
     assert cost.unknown == ()
     assert_sent(traffic_totals(cost.traffic), of_tables(table_costs(step, batch)), 1e-3)
     later = [one for one in cost.traffic if one.times.expected == 0]
-    assert later and all(one.times.most for one in later)
+    assert later and all(one.times.maximum for one in later)
 
 
 def growing_step(**mesh: int) -> tuple[CompiledStep, Any]:

@@ -84,7 +84,7 @@ def test_a_process_makes_the_rows_that_it_holds_of_each_size(many_documents):
         assert_array_equal(batch["tokens"][0], rows[1::2])
     # From within a batch of a stage on.
     with prefetch_to_device(
-        apply_batch_ramp(packed(many_documents), RAMP), Held(odd=True), fed[4].position, max_batches=3, drawn=5
+        apply_batch_ramp(packed(many_documents), RAMP), Held(odd=True), fed[4].position, max_batches=3, num_drawn=5
     ) as batches:
         again = list(batches)
     for (batch, position, number), before in zip(again, fed[5:], strict=False):
@@ -94,7 +94,7 @@ def test_a_process_makes_the_rows_that_it_holds_of_each_size(many_documents):
 
 def test_batches_that_are_left_out_are_numbered_by_step():
     with prefetch_to_device(
-        apply_batch_ramp(iterable(), RAMP), Held(odd=False), left_out=(2, 6), max_batches=8
+        apply_batch_ramp(iterable(), RAMP), Held(odd=False), skipped=(2, 6), max_batches=8
     ) as batches:
         assert [(number, len(batch["x"][0])) for batch, _, number in batches] == [
             (1, 2), (3, 2), (4, 2), (5, 4), (7, 4), (8, 4)

@@ -33,7 +33,7 @@ def timed(times, monkeypatch, count):
         count.append(f"{work}_{dtype}")
         return {name: times[name] for name in names}
 
-    monkeypatch.setattr(cpu_timing, "_seconds", measured)
+    monkeypatch.setattr(cpu_timing, "_measure_seconds", measured)
     monkeypatch.setattr(cpu_timing, "cpu_flags", lambda: {cpu_timing.MATRIX_UNITS})
     monkeypatch.setattr(cpu_timing, "unavailable_reason", lambda kernel, dtype: None)
     monkeypatch.setattr(cpu_kernels, "unavailable_reason", lambda kernel, dtype: None)
@@ -50,7 +50,7 @@ def test_without_matrix_units_the_instruction_set_decides(unchosen):
     timed({"xla": 1.0, "c": 0.5, "mkl": 0.4}, unchosen, count := [])
     unchosen.setattr(cpu_timing, "cpu_flags", lambda: {"avx512_bf16"})
     told: list[KernelSelection] = []
-    choose_kernels(told=told.append)
+    choose_kernels(on_choice=told.append)
     assert not count and set(dataclasses.asdict(cpu_kernels.current_choice()).values()) == {"c"}
     assert told[0].summary().endswith(f"by instruction set ({library.instruction_set()})")
 
@@ -60,7 +60,7 @@ def test_what_some_process_lacks_is_not_taken(unchosen):
     unchosen.setattr(cpu_timing, "cpu_flags", frozenset)
     unchosen.setattr(cpu_timing, "gather_texts", lambda mine: ["", "c_float32 c_bfloat16 mkl_float32 mkl_bfloat16"])
     told: list[KernelSelection] = []
-    choose_kernels(told=told.append)
+    choose_kernels(on_choice=told.append)
     assert (
         not count and cpu_kernels.current_choice() == CpuKernels() and "some process of this job" in told[0].summary()
     )
@@ -69,15 +69,15 @@ def test_what_some_process_lacks_is_not_taken(unchosen):
 def test_it_is_timed_once_for_a_machine_and_kept(unchosen):
     count, told = [], []
     timed({"xla": 1.0, "c": 0.5, "mkl": 0.7}, unchosen, count)
-    choose_kernels(told=told.append)
+    choose_kernels(on_choice=told.append)
     assert len(count) == 6 and cpu_kernels.current_choice() == CpuKernels(
         **{f"{work}_{dtype}": "c" for work in cpu_kernels.WORKS for dtype in cpu_kernels.DTYPES}
     )
     assert "matmul on cpu runs 'c' in float32 (xla 2.00, mkl 1.40 times as long)" in told[0].details()[0]
-    choose_kernels(told=told.append)
+    choose_kernels(on_choice=told.append)
     assert len(told) == 1, "one choice for a process"
     unchosen.setattr(cpu_kernels, "_current", None)
-    choose_kernels(told=told.append)
+    choose_kernels(on_choice=told.append)
     assert len(count) == 6 and told[1] == told[0], "from the cache"
     # A cache that is torn, and a machine with other processors or versions: timed again.
     [file] = cpu_timing.kernels_folder().glob("choice-*.json")
@@ -95,7 +95,7 @@ def test_what_a_run_began_with_is_taken_on_a_machine_like_its_own(unchosen):
     timed({"xla": 1.0, "c": 0.5, "mkl": 0.7}, unchosen, [])
     began = CpuKernels(product_float32="mkl")
     told: list[KernelSelection] = []
-    choose_kernels(build_record(began), told=told.append)
+    choose_kernels(build_record(began), on_choice=told.append)
     assert cpu_kernels.current_choice() == began and told[0].source == "as this run began"
     for other in (json.dumps({**json.loads(build_record(began)), "machine": "0" * 16}), "not JSON", "[]", "{}"):
         unchosen.setattr(cpu_kernels, "_current", None)

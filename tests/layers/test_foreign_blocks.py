@@ -120,7 +120,7 @@ def test_one_device_and_data_parallel_meshes_compare_nothing(monkeypatch):
 
 def test_losses_that_layers_report_need_a_weight():
     class Reporting(DecoderTask):
-        def layer_metrics(self, found, count, train):
+        def layer_metrics(self, reports, count, train):
             return {}, {}
 
         count_tokens = StagedTask.count_tokens

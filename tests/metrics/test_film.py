@@ -32,7 +32,7 @@ def test_an_animated_png_is_read_as_it_was_drawn():
 
 def test_a_sheet_has_the_first_and_the_last_frame():
     film = np.stack([np.full((4, 6, 3), at, np.uint8) for at in range(50)])
-    picture = contact_sheet(film, columns=4, most=8)
+    picture = contact_sheet(film, columns=4, max_frames=8)
     assert picture.shape == (2 * 4 + GAP, 4 * 6 + 3 * GAP, 3)
     assert picture[0, 0, 0] == 0 and picture[-1, -1, 0] == 49 and picture[4, 0, 0] == 255
     assert contact_sheet(film[:1]).shape == (4, 6, 3)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from panax.metrics import ledger as ledgers
-from panax.metrics.energy import EnergyMeter, _of_packages
+from panax.metrics.energy import EnergyMeter, _package_meter
 from panax.metrics.goodput import FILE, KINDS, Interval, read_intervals, read_life, summarize_life
 from panax.metrics.ledger import Ledger
 
@@ -258,7 +258,7 @@ def test_energy_is_that_of_each_interval(tmp_path, clock):
     assert (only.joules, only.joules_of) == (1500.0, "a test's devices")
 
 
-def test_counters_of_packages_go_on_beyond_their_range(tmp_path):
+def test_counters_package_meter_go_on_beyond_their_range(tmp_path):
     for name, label, current in (
         ("intel-rapl:0", "package-0", 900),
         ("intel-rapl:0:0", "core", 5),
@@ -268,13 +268,13 @@ def test_counters_of_packages_go_on_beyond_their_range(tmp_path):
         (tmp_path / name / "name").write_text(f"{label}\n")
         (tmp_path / name / "max_energy_range_uj").write_text("1000000\n")
         (tmp_path / name / "energy_uj").write_text(f"{current}000\n")
-    meter = _of_packages(tmp_path)
+    meter = _package_meter(tmp_path)
     assert meter is not None
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("100000\n")
     assert meter.take()["joules"] == pytest.approx(0.2)
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
     assert meter.take() == {}
-    assert _of_packages(tmp_path / "none") is None
+    assert _package_meter(tmp_path / "none") is None
 
 
 def test_the_lines_of_one_session_are_those_of_one_writer(tmp_path, clock):

@@ -17,19 +17,19 @@ FILES = [
 ]
 
 EXCEPTIONS = {
-    "max(found, default=None)": "whole numbers of steps",
+    "max(steps, default=None)": "whole numbers of steps",
     "max(((path / name).stat().st_mtime ": "times of files",
     "max((part for part in module.modules() ": "lengths of lists",
     "max(entry.sent_bytes, default=None)": "counted bytes",
     "min((int(line) for ": "whole numbers",
     "min((len(leaf) for ": "lengths of arrays",
-    "min(known)": "only finite ones are in it",
+    "min(finite_values)": "only finite ones are in it",
     "min(seconds)": "a column's own process measures them, where Panax may not be installed; clocks give no NaN",
     "sorted((str(each) for ": "names",
     "sorted(arrivals, key=order.index)": "an order of names",
     "sorted(batch": "whole numbers, and names",
     "sorted(collected)": "names",
-    "sorted(found)": "names and step numbers",
+    "sorted(newest)": "names and step numbers",
     "sorted(glob.glob(": "names",
     "sorted(kinds, key=lambda kind: list(KINDS)": "an order of names",
     "sorted(os.sched_getaffinity(": "whole numbers",

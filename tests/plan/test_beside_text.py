@@ -47,8 +47,8 @@ def test_products_between_start_and_done_are_counted_with_loops_and_fusions():
     assert {name: one.flops for name, one in found.items()} == {"s.1": 4.0 * ONE, "s.2": ONE, "s.3": 0.0}
     assert found["s.1"].collective.axes == ("fsdp",) and found["s.2"].collective.times == 3
     # A ring of two sends all of an all-reduce's 256 bytes; at a byte for two FLOPs half of its products hide it.
-    assert found["s.1"].hidden_share(2.0, 1.0) == 256
-    assert found["s.2"].hidden_share(2.0**14, 1.0) == pytest.approx(0.5)
+    assert found["s.1"].hidden_bytes(2.0, 1.0) == 256
+    assert found["s.2"].hidden_bytes(2.0**14, 1.0) == pytest.approx(0.5)
 
 
 def test_what_does_not_tell_is_not_read():

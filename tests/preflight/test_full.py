@@ -181,7 +181,7 @@ def test_layers_that_do_not_fit_are_tried_with_fewer(monkeypatch):
     monkeypatch.setattr(train_benchmark, "_timed", timed)
     monkeypatch.setattr(train_benchmark, "_free_bytes", lambda device, share: 60.0)
     monkeypatch.setattr(
-        train_benchmark.MemoryModel, "of", lambda *arguments: train_benchmark.MemoryModel(without=20.0, each=3.0)
+        train_benchmark.MemoryModel, "of", lambda *arguments: train_benchmark.MemoryModel(fixed=20.0, per_layer=3.0)
     )
     figures = train_benchmark.benchmark(sizes)
     assert tried == [13, 11, 9] and "13 layers were planned" in figures["note"]

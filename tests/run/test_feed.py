@@ -118,7 +118,7 @@ def test_going_on_from_a_position_and_drawing_only_some():
 def test_batches_that_are_left_out_are_drawn_and_not_sent(source):
     step = Recorded(HeldRows(np.arange(4), 4) if isinstance(source, NumbersByRow) else None)
     with contextlib.closing(
-        prefetch_to_device(source, step, {"next": 7}, max_batches=5, drawn=7, left_out={3, 8, 10, 12})
+        prefetch_to_device(source, step, {"next": 7}, max_batches=5, num_drawn=7, skipped={3, 8, 10, 12})
     ) as batches:
         found = [(int(batch["x"][0]), position["next"], number) for batch, position, number in batches]
     assert found == [(8, 9, 9), (10, 11, 11)] and not step.put_events[7].is_set()

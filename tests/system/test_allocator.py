@@ -28,7 +28,7 @@ def system(monkeypatch, tmp_path):
         monkeypatch.setattr(allocator, "HUGE_PAGES", file)
 
     monkeypatch.setattr(allocator, "ACCELERATORS", ())
-    monkeypatch.setattr(allocator, "_can_ask", lambda: True)
+    monkeypatch.setattr(allocator, "_can_request_huge_pages", lambda: True)
     monkeypatch.setattr(sys, "platform", "linux")
     return become
 
@@ -55,7 +55,7 @@ def test_what_a_process_is_started_with(system, monkeypatch):
         system(choice)
         assert huge_page_environment({}) == {}
     system("madvise")
-    monkeypatch.setattr(allocator, "_can_ask", lambda: False)
+    monkeypatch.setattr(allocator, "_can_request_huge_pages", lambda: False)
     assert huge_page_environment({}) == {}
 
 
@@ -65,7 +65,7 @@ from pathlib import Path
 from panax.system import allocator
 allocator.HUGE_PAGES = Path(sys.argv[1])
 allocator.ACCELERATORS = ()
-allocator._can_ask = lambda: True
+allocator._can_request_huge_pages = lambda: True
 print(os.getpid(), flush=True)
 allocator.restart_with_huge_pages()
 print(os.environ.get("GLIBC_TUNABLES"), sys.argv[2:], sys.flags.utf8_mode, sys.stdin.read(), allocator.keep_freed_memory())

@@ -13,7 +13,7 @@ def kernels_folder() -> Path:
     """Return the folder of the cache, which no other user may write to.
 
     Raises:
-        OSError: It can't be created, or others may write to it.
+        OSError: The folder can't be created, or other users may write to it.
     """
     return make_private_folder(user_caches() / "panax" / "kernels")
 
@@ -35,7 +35,7 @@ def write_intact(target: Path, data: bytes) -> None:
     that a file without its checksum is written again.
 
     Raises:
-        OSError: One can't be written.
+        OSError: One of the two files can't be written.
     """
     replace_file(target.with_suffix(".sha256"), hashlib.sha256(data).hexdigest(), private=True)
     replace_file(target, data, private=True)

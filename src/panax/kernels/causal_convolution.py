@@ -51,8 +51,8 @@ def causal_convolution(
     for tap in range(tail + 1):
         shifted = longer[:, tap : tap + seq].astype(wide) * w[..., tap].astype(wide)[None, None]
         if runs is not None:
-            here, there = runs[:, tail:], runs[:, tap : tap + seq]
-            seen = ((here == there) & (here != 0)).reshape(*here.shape, *(1,) * (x.ndim - 2))
-            shifted = jnp.where(seen, shifted, 0.0)
+            own_run, tap_run = runs[:, tail:], runs[:, tap : tap + seq]
+            same_document = ((own_run == tap_run) & (own_run != 0)).reshape(*own_run.shape, *(1,) * (x.ndim - 2))
+            shifted = jnp.where(same_document, shifted, 0.0)
         total = total + shifted
     return total.astype(x.dtype)

@@ -26,10 +26,10 @@ def default_dtype(target: Target) -> str:
 
 def reason_for_float32(target: Target) -> str | None:
     """Return the reason why bfloat16 is not faster than float32 on a target; None if it is."""
-    known = target.multiplies_bfloat16
-    if known is None:
+    has_instructions = target.multiplies_bfloat16
+    if has_instructions is None:
         return _slow_here()
-    return None if known else f"{target} has no known instructions for bfloat16"
+    return None if has_instructions else f"{target} has no known instructions for bfloat16"
 
 
 def resolve_dtype(dtype: str) -> str:
@@ -45,5 +45,5 @@ def _slow_here() -> str | None:
         return None
     if not cpu_flags() & FLAGS:
         return "this processor has no instructions for bfloat16"
-    why = unavailable_reason(OWN, "bfloat16") or f"{ISA_VARIABLE} rules them out"
-    return f"this processor has instructions for bfloat16, and Panax no kernel of them here: {why}"
+    reason = unavailable_reason(OWN, "bfloat16") or f"{ISA_VARIABLE} rules them out"
+    return f"this processor has instructions for bfloat16, and Panax no kernel of them here: {reason}"

@@ -195,21 +195,21 @@ def _shifts(
 ) -> list[tuple[tuple[int, ...], jax.Array]]:
     """Return the input of each tap of a depthwise filter: the tap's indices, and the padded input's values
     for all outputs."""
-    found = []
+    shifts = []
     for tap in np.ndindex(*w_shape[2:]):
         starts = [t * dilation for t, dilation in zip(tap, geometry.dilation)]
         ends = [start + (count - 1) * s + 1 for start, count, s in zip(starts, out_places, geometry.stride)]
-        found.append((tap, lax.slice(x, (0, 0, *starts), (*x.shape[:2], *ends), (1, 1, *geometry.stride))))
-    return found
+        shifts.append((tap, lax.slice(x, (0, 0, *starts), (*x.shape[:2], *ends), (1, 1, *geometry.stride))))
+    return shifts
 
 
 def _shifted_forward(x: Any, w: Any, geometry: ConvolutionGeometry) -> jax.Array:
     wide = _sum_dtype(x)
     places = output_shape(x.shape, w.shape, geometry)
     total = jnp.zeros((x.shape[0], w.shape[0], *places), wide)
-    for tap, seen in _shifts(_padded(x, geometry), w.shape, places, geometry):
+    for tap, shifted in _shifts(_padded(x, geometry), w.shape, places, geometry):
         weight = w[(slice(None), 0, *tap)].astype(wide)
-        total = total + seen.astype(wide) * weight.reshape(1, -1, *(1,) * len(places))
+        total = total + shifted.astype(wide) * weight.reshape(1, -1, *(1,) * len(places))
     return total
 
 
@@ -223,8 +223,8 @@ def _shifted_by_weights(x: Any, d_out: Any, w_shape: tuple[int, ...], geometry: 
     wide = _sum_dtype(x)
     axes = (0, *range(2, x.ndim))
     sums = [
-        (seen.astype(wide) * d_out.astype(wide)).sum(axes)
-        for _, seen in _shifts(_padded(x, geometry), w_shape, d_out.shape[2:], geometry)
+        (shifted.astype(wide) * d_out.astype(wide)).sum(axes)
+        for _, shifted in _shifts(_padded(x, geometry), w_shape, d_out.shape[2:], geometry)
     ]
     return jnp.stack(sums, axis=-1).reshape(w_shape)
 

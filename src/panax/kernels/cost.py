@@ -30,7 +30,7 @@ def register_cost(name: str, flops: Flops) -> None:
     Args:
         name: Name of the foreign function that is called, or of the primitive.
 
-    >>> register_cost("my_product", lambda given, taken, _: 2.0 * math.prod(given[0].shape) * taken[0].shape[-1])
+    >>> register_cost("my_product", lambda operands, results, _: 2.0 * math.prod(operands[0].shape) * results[0].shape[-1])
     """
     _COSTS[name] = flops
 
@@ -41,37 +41,37 @@ def lookup_cost(name: str) -> Flops | None:
 
 
 def _product(transposed: tuple[bool, bool]) -> Flops:
-    def flops(given: Sequence[Shaped], taken: Sequence[Shaped], _: Mapping[str, Any]) -> float:
-        return 2.0 * math.prod(taken[0].shape) * given[0].shape[0 if transposed[0] else 1]
+    def flops(operands: Sequence[Shaped], results: Sequence[Shaped], _: Mapping[str, Any]) -> float:
+        return 2.0 * math.prod(results[0].shape) * operands[0].shape[0 if transposed[0] else 1]
 
     return flops
 
 
-def _convolution(given: Sequence[Shaped], taken: Sequence[Shaped], _: Mapping[str, Any]) -> float:
+def _convolution(operands: Sequence[Shaped], results: Sequence[Shaped], _: Mapping[str, Any]) -> float:
     """Count each tap at most once for each output position, and for each input position."""
-    places = min(math.prod(given[0].shape[2:]), math.prod(taken[0].shape[2:]))
-    return 2.0 * given[0].shape[0] * places * math.prod(given[1].shape)
+    places = min(math.prod(operands[0].shape[2:]), math.prod(results[0].shape[2:]))
+    return 2.0 * operands[0].shape[0] * places * math.prod(operands[1].shape)
 
 
-def _convolution_by_weights(given: Sequence[Shaped], taken: Sequence[Shaped], _: Mapping[str, Any]) -> float:
+def _convolution_by_weights(operands: Sequence[Shaped], results: Sequence[Shaped], _: Mapping[str, Any]) -> float:
     """Count two FLOPs for each weight and each position that is summed over."""
-    images, _channels, *places = given[1].shape
-    return 2.0 * math.prod(taken[0].shape) * images * math.prod(places)
+    images, _channels, *places = operands[1].shape
+    return 2.0 * math.prod(results[0].shape) * images * math.prod(places)
 
 
-def _grouped(given: Sequence[Shaped], taken: Sequence[Shaped], _: Mapping[str, Any]) -> float:
+def _grouped(operands: Sequence[Shaped], results: Sequence[Shaped], _: Mapping[str, Any]) -> float:
     """Count all rows of the buffer: the number of rows in groups is only known at run time."""
-    return 2.0 * math.prod(given[0].shape) * taken[0].shape[-1]
+    return 2.0 * math.prod(operands[0].shape) * results[0].shape[-1]
 
 
 def _attention(products: int) -> Flops:
     """Count `products` matrix multiplications of the size of queries times keys; halved if the mask is
     causal."""
 
-    def flops(given: Sequence[Shaped], _: Sequence[Shaped], parameters: Mapping[str, Any]) -> float:
-        q, k = (dict(zip("bshd", x.shape)) for x in given[:2])
-        seen = 0.5 if _is_causal(parameters) and q["s"] == k["s"] else 1.0
-        return seen * products * 2.0 * q["b"] * q["h"] * q["s"] * k["s"] * q["d"]
+    def flops(operands: Sequence[Shaped], _: Sequence[Shaped], parameters: Mapping[str, Any]) -> float:
+        q, k = (dict(zip("bshd", x.shape)) for x in operands[:2])
+        visible_share = 0.5 if _is_causal(parameters) and q["s"] == k["s"] else 1.0
+        return visible_share * products * 2.0 * q["b"] * q["h"] * q["s"] * k["s"] * q["d"]
 
     return flops
 

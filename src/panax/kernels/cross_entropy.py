@@ -78,9 +78,9 @@ def chunk_tokens_within(budget_bytes: int, *, tokens: int, vocab: int) -> int:
     >>> chunk_tokens_within(2**29, tokens=1_000, vocab=128_000)
     1000
     """
-    most = max(1, min(tokens, budget_bytes // (4 * vocab)))
-    even = -(-tokens // -(-tokens // most))
-    return min(most, -(-even // 8) * 8)
+    max_tokens = max(1, min(tokens, budget_bytes // (4 * vocab)))
+    even = -(-tokens // -(-tokens // max_tokens))
+    return min(max_tokens, -(-even // 8) * 8)
 
 
 def linear_cross_entropy(

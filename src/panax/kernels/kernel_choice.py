@@ -53,7 +53,7 @@ class Kernels(Validated):
         """Check that a step has the kinds of work that kernels are named for.
 
         Raises:
-            RecipeError: It lacks one of them.
+            RecipeError: The step lacks one of these kinds of work.
         """
         for field, (work, name) in zip(dataclasses.fields(self), self.names.items()):
             if name != "auto" and work not in works:

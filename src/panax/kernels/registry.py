@@ -100,10 +100,10 @@ def register(kernel: Kernel, *, replace: bool = False) -> Kernel:
 
 def list_kernels(work: str, target: Target | None = None) -> list[Kernel]:
     """List the kernels of a kind of work, highest rank first; with a target, those for its platform."""
-    found = _kernels.get(work)
-    if found is None:
+    kernels = _kernels.get(work)
+    if kernels is None:
         raise ValueError(f"no kernels are registered for {work!r}; {suggest_name(work, _kernels)}")
-    return [kernel for kernel in found if target is None or _is_for(kernel, target)]
+    return [kernel for kernel in kernels if target is None or _is_for(kernel, target)]
 
 
 def list_works() -> tuple[str, ...]:
@@ -184,7 +184,7 @@ def check_name(work: str, name: str) -> None:
     """Check that a kernel's name exists.
 
     Raises:
-        RecipeError: It does not; the message suggests the nearest name.
+        RecipeError: The name is unknown; the message suggests the nearest one.
     """
     names = {"auto", *(kernel.name for kernel in list_kernels(work))}
     if name not in names:
@@ -193,10 +193,10 @@ def check_name(work: str, name: str) -> None:
 
 def _find(work: str, name: str, target: Target) -> Kernel:
     check_name(work, name)
-    found = [kernel for kernel in list_kernels(work) if kernel.name == name]
-    fitting = [kernel for kernel in found if _is_for(kernel, target)]
+    kernels = [kernel for kernel in list_kernels(work) if kernel.name == name]
+    fitting = [kernel for kernel in kernels if _is_for(kernel, target)]
     if not fitting:
-        platforms = " and ".join(_PLURALS.get(p, p) for kernel in found for p in kernel.platforms)
+        platforms = " and ".join(_PLURALS.get(p, p) for kernel in kernels for p in kernel.platforms)
         raise RecipeError(f"{name!r} can't do this {work}: it is for {platforms}, and the target is {target}")
     return fitting[0]
 
@@ -221,12 +221,12 @@ def use_kernels(names: Mapping[str, str]) -> Iterator[dict[str, str]]:
         A dictionary that collects a line for each choice noted inside, in order, with its kind of work.
     """
     lines: dict[str, str] = {}
-    named, taken = _named.set(names), _taken.set(lines)
+    token_of_names, token_of_lines = _named.set(names), _taken.set(lines)
     try:
         yield lines
     finally:
-        _named.reset(named)
-        _taken.reset(taken)
+        _named.reset(token_of_names)
+        _taken.reset(token_of_lines)
 
 
 def log_choice(choice: KernelChoice, target: Target) -> KernelChoice:

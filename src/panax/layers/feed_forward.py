@@ -24,7 +24,7 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 def _recomputed(
     function: Callable[[jax.Array], jax.Array], slope: Callable[[jax.Array], jax.Array] | None = None
 ) -> Callable[[jax.Array], jax.Array]:
-    """Wrap `function` to run in float32 and to save only its input, in the stored dtype, for the derivative.
+    """Wrap `function` to run in float32 and to save only its input, in the input's dtype, for the derivative.
 
     Args:
         slope: The derivative; None to let JAX compute it.

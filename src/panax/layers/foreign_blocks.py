@@ -36,7 +36,7 @@ _POSITIONS = 4
 
 
 def check_blocks(stacks: Iterable[Stack], placement: Placement) -> None:
-    """Compare each foreign block of some (abstract) stacks on the mesh with one device, if the mesh shards
+    """Compare each foreign block of these (abstract) stacks on the mesh with one device, if the mesh shards
     rows.
 
     Raises:
@@ -70,7 +70,7 @@ def _check(block: Block, placement: Placement) -> None:
     x = rng.standard_normal((rows, _POSITIONS * parts, width)).astype(np.float32)
     params = jax.tree.map(functools.partial(_drawn, rng), block)
     try:
-        wanted = np.asarray(jax.jit(_alone)(params, x))
+        expected = np.asarray(jax.jit(_alone)(params, x))
     except Exception as error:  # a user's block may need more than a few rows of random values
         warnings.warn(
             f"{_name(block)} could not be compared with one device on random rows ({type(error).__name__}: {error}); "
@@ -80,9 +80,9 @@ def _check(block: Block, placement: Placement) -> None:
         return
     order = zigzag_order(x.shape[1], zigzag_parts(placement))
     output = _on_mesh(block, params, x[:, order], placement)
-    largest = np.abs(wanted).max()
+    largest = np.abs(expected).max()
     for shard in output.addressable_shards:
-        error = float(np.abs(np.asarray(shard.data) - wanted[:, order][shard.index]).max() / largest)
+        error = float(np.abs(np.asarray(shard.data) - expected[:, order][shard.index]).max() / largest)
         if not error <= TOLERANCE:
             raise LayoutError(_message(block, sizes, error))
 

@@ -101,13 +101,16 @@ class Stack(Module):
 
     @property
     def num_reporting(self) -> int:
-        """The number of its layers that report."""
+        """Number of layers that report."""
         return self.repeats * sum(block.reports for block in self.blocks)
 
     def _by_place(self, state: Any) -> tuple[Any, ...]:
         """Split the state by position in the period."""
         reports = [block.reports for block in self.blocks]
-        rows = [slice(sum(reports[:place]), None, sum(reports)) if own else None for place, own in enumerate(reports)]
+        rows = [
+            slice(sum(reports[:place]), None, sum(reports)) if reports_here else None
+            for place, reports_here in enumerate(reports)
+        ]
         return tuple(None if at is None else jax.tree.map(lambda leaf, at=at: leaf[at], state) for at in rows)
 
 
@@ -145,11 +148,11 @@ def run_stacks(
     state: Any = None,
 ) -> tuple[Float[Array, "batch residual embed"], Any]:
     """Run several stacks in sequence, as `Stack` does."""
-    found = []
-    for stack_, own in zip(stacks, split_state_by_stack(stacks, state)):
-        x, reported = stack_(x, context, remat, own)
-        found += [] if reported is None else [reported]
-    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *found) if found else None
+    reports = []
+    for stack_, stack_state in zip(stacks, split_state_by_stack(stacks, state)):
+        x, reported = stack_(x, context, remat, stack_state)
+        reports += [] if reported is None else [reported]
+    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *reports) if reports else None
 
 
 def split_state_by_stack(stacks: Sequence[Stack], state: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from .block import Block, Context
 def run_block(
     block: Block, x: Float[Array, "batch residual embed"], context: Context, state: Any
 ) -> tuple[Float[Array, "batch residual embed"], Any]:
-    """Run a block on the residual stream, on whole rows if the block requires them."""
+    """Run a block on the residual stream, gathered to whole rows if the block requires it."""
     layout = current_layout()
     if block.positions != "row" or layout is None:
         return block(x, context, state)

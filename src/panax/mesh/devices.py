@@ -84,8 +84,10 @@ def _across_slices(devices: Sequence[Any], sizes: Mapping[str, int]) -> dict[str
     counts = Counter(_slice(device) for device in devices)
     each, remaining = next(iter(counts.values())), len(counts)
     if len(set(counts.values())) > 1:
-        held = ", ".join(f"slice {index} has {count}" for index, count in sorted(counts.items()))
-        raise LayoutError(f"the devices are not spread evenly over TPU slices: {held}; use the same number of each")
+        counts_text = ", ".join(f"slice {index} has {count}" for index, count in sorted(counts.items()))
+        raise LayoutError(
+            f"the devices are not spread evenly over TPU slices: {counts_text}; use the same number of each"
+        )
     across = dict.fromkeys(sizes, 1)
     for axis in SLOW_AXES:
         across[axis] = math.gcd(sizes.get(axis, 1), remaining)

@@ -75,7 +75,7 @@ def check(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> None:
         rules: The recipe's rules, not fitted to a mesh.
 
     Raises:
-        LayoutError: It is not; the message gives the sizes and the nearest legal meshes.
+        LayoutError: The mesh is illegal; the message gives the sizes and the nearest legal meshes.
 
     >>> wide = MeshRequirements(arrays=(("w_q", ("embed", "heads"), (32, 4)),))
     >>> check(wide, Rules(), {"fsdp": 1, "tensor": 8})
@@ -83,9 +83,9 @@ def check(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> None:
     panax.core.errors.LayoutError: w_q: heads=4 is not divisible by tensor=8; use tensor in {1, 2, 4} or another heads. Nearest \
 layouts of 8 devices: --mesh.fsdp 2 --mesh.tensor 4; --mesh.replica 2 --mesh.tensor 4; --mesh.fsdp 4 --mesh.tensor 2
     """
-    found = find_problem(needs, rules, mesh)
-    if found is not None:
-        raise LayoutError(found + suggest_meshes(needs, rules, mesh, math.prod(mesh.values())))
+    problem = find_problem(needs, rules, mesh)
+    if problem is not None:
+        raise LayoutError(problem + suggest_meshes(needs, rules, mesh, math.prod(mesh.values())))
 
 
 def find_problem(needs: MeshRequirements, rules: Rules, mesh: Sizes) -> str | None:
@@ -264,8 +264,12 @@ def suggest_meshes(needs: MeshRequirements, rules: Rules, mesh: Sizes, num_devic
             divisor are listed.
     """
     for count in reversed(divisors(num_devices)):
-        legal = (found for found in neighboring_meshes(mesh, count) if find_problem(needs, rules, found) is None)
-        flags = [format_flags(found, mesh) for found in itertools.islice(legal, NUM_SUGGESTIONS)]
+        legal = (
+            legal_mesh
+            for legal_mesh in neighboring_meshes(mesh, count)
+            if find_problem(needs, rules, legal_mesh) is None
+        )
+        flags = [format_flags(legal_mesh, mesh) for legal_mesh in itertools.islice(legal, NUM_SUGGESTIONS)]
         if flags:
             some = "1 device" if count == 1 else f"{count} devices"
             fewer = "" if count == num_devices else f" (of {num_devices}, none is legal)"
@@ -282,10 +286,10 @@ def neighboring_meshes(mesh: Sizes, num_devices: int) -> Iterator[dict[str, int]
 
     def distance(other: Mapping[str, int]) -> tuple[int, int, float, float, float]:
         fixed = [axis for axis in MESH_AXES if axis not in ("fsdp", "replica")]
-        begun = sum(mesh.get(axis, 1) == 1 < other[axis] for axis in fixed)
+        num_new_axes = sum(mesh.get(axis, 1) == 1 < other[axis] for axis in fixed)
         changed = sum(other[axis] != mesh.get(axis, 1) for axis in fixed)
         by = {axis: abs(math.log2(other[axis] / mesh.get(axis, 1))) for axis in MESH_AXES}
-        return begun, changed, sum(by[axis] for axis in fixed), by["replica"], by["fsdp"]
+        return num_new_axes, changed, sum(by[axis] for axis in fixed), by["replica"], by["fsdp"]
 
     return iter(sorted(enumerate_meshes(num_devices), key=distance))
 
@@ -300,13 +304,13 @@ def enumerate_meshes(count: int, axes: tuple[str, ...] = MESH_AXES) -> Iterator[
             yield {axes[0]: size, **rest}
 
 
-def format_flags(mesh: Sizes, asked: Sizes) -> str:
+def format_flags(mesh: Sizes, requested: Sizes) -> str:
     """Format a mesh as flags: its axes above 1, and requested axes that are now 1.
 
     >>> format_flags({"fsdp": 4, "tensor": 1}, {"fsdp": 2, "tensor": 2})
     '--mesh.fsdp 4 --mesh.tensor 1'
     """
-    typed = [axis for axis in MESH_AXES if mesh.get(axis, 1) > 1 or asked.get(axis, 1) > 1]
+    typed = [axis for axis in MESH_AXES if mesh.get(axis, 1) > 1 or requested.get(axis, 1) > 1]
     return " ".join(f"--mesh.{axis} {mesh.get(axis, 1)}" for axis in typed) or "--mesh.fsdp 1"
 
 
@@ -325,10 +329,14 @@ def resolve_mesh(
     try:
         return shape.resolve(num_devices)
     except LayoutError as error:
-        asked = {axis: getattr(shape, axis) for axis in MESH_AXES}
-        if shape.auto or any(size == 0 or size < -1 for size in asked.values()) or list(asked.values()).count(-1) > 1:
+        requested = {axis: getattr(shape, axis) for axis in MESH_AXES}
+        if (
+            shape.auto
+            or any(size == 0 or size < -1 for size in requested.values())
+            or list(requested.values()).count(-1) > 1
+        ):
             raise
-        fixed = math.prod(size for size in asked.values() if size > 0)
-        known = {axis: size if size > 0 else max(1, num_devices // fixed) for axis, size in asked.items()}
+        fixed = math.prod(size for size in requested.values() if size > 0)
+        known = {axis: size if size > 0 else max(1, num_devices // fixed) for axis, size in requested.items()}
         proposed = suggest_meshes(needs or MeshRequirements(), rules or Rules(), known, num_devices)
         raise LayoutError(f"{error}{proposed}") from None

@@ -138,11 +138,11 @@ class Rules(Validated):
         if not layers_rest_on_stages:
             storage[axis_for_role(Role.LAYERS)] = ()
         # Not by `replace`, which would validate every field again: a search fits thousands of layouts.
-        made = copy.copy(self)
-        object.__setattr__(made, "storage", storage)
-        object.__setattr__(made, "compute", compute)
-        made._check_axes()
-        return made
+        fitted = copy.copy(self)
+        object.__setattr__(fitted, "storage", storage)
+        object.__setattr__(fitted, "compute", compute)
+        fitted._check_axes()
+        return fitted
 
 
 def assign(
@@ -173,11 +173,11 @@ def assign(
     result: list[MeshAxes] = []
     for i, logical in enumerate(axes):
         rule = LOCAL_AXES.get(logical or "") or rules.get(logical or "", ())
-        wanted = [axis for axis in rule if mesh.get(axis, 1) > 1]
+        split_axes = [axis for axis in rule if mesh.get(axis, 1) > 1]
         # A mesh axis that another dimension already uses is dropped from a longer rule; if it is the only one
         # of a rule, it is an error.
-        free = tuple(axis for axis in wanted if axis not in used)
-        clash = [axis for axis in wanted if axis in used]
+        free = tuple(axis for axis in split_axes if axis not in used)
+        clash = [axis for axis in split_axes if axis in used]
         if clash and len(rule) == 1 and used[clash[0]] != logical:
             raise LayoutError(
                 f"{name}: its dimensions {used[clash[0]]!r} and {logical!r} are both mapped to mesh axis {clash[0]!r}; "
@@ -200,12 +200,12 @@ def _divides(mesh: Mapping[str, int], axes: MeshAxes, size: int) -> bool:
 
 def _dividing(size: int, axes: MeshAxes, mesh: Mapping[str, int]) -> MeshAxes:
     """Return those of `axes`, taken in order, that divide the remaining `size`."""
-    found: list[str] = []
+    chosen: list[str] = []
     for axis in axes:
         if size % mesh[axis] == 0:
-            found.append(axis)
+            chosen.append(axis)
             size //= mesh[axis]
-    return tuple(found)
+    return tuple(chosen)
 
 
 def _check_divides(name: str, logical: str, size: int, axes: MeshAxes, mesh: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Calls that only report, made in order by a thread: training neither waits for them nor ends with them."""
+"""Reporting calls, made in order by a separate thread: training neither waits for them nor fails with them."""
 
 import logging
 import threading
@@ -44,7 +44,7 @@ class BackgroundReporter:
             threaded: False makes each call at once, in the caller's thread, for debuggers.
         """
         self._name, self._warn = name, warn
-        self._most, self._close_seconds = max_waiting, close_seconds
+        self._max_waiting, self._close_seconds = max_waiting, close_seconds
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...], int]] = deque()
         self._waiting_bytes = 0
         self._changed = threading.Condition()
@@ -58,14 +58,16 @@ class BackgroundReporter:
             self._thread.start()
 
     def put(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Call a function soon, in the order of the calls; never waits, never raises. After `close` it is
-        called at once."""
+        """Queue a call for the thread, which makes calls in order; never waits, never raises. After `close`,
+        the call is made at once."""
         if self._thread is None or self._closed:
             self._call(function, arguments)
             return
         full, size = False, sum(map(estimate_bytes, arguments))
         with self._changed:
-            if len(self._calls) >= self._most or (self._calls and self._waiting_bytes + size > MAX_PENDING_BYTES):
+            if len(self._calls) >= self._max_waiting or (
+                self._calls and self._waiting_bytes + size > MAX_PENDING_BYTES
+            ):
                 self._lost += 1
                 full, self._full = not self._full, True
             else:
@@ -93,9 +95,9 @@ class BackgroundReporter:
             return
         self.end()
         self._thread.join(max(0.0, self._since + self._close_seconds - time.monotonic()))
-        left = len(self._calls) + self._thread.is_alive()
-        if left:
-            self._warn(f"warning: {self._name} does not answer: {left + self._lost} reports are lost")
+        num_pending = len(self._calls) + self._thread.is_alive()
+        if num_pending:
+            self._warn(f"warning: {self._name} does not answer: {num_pending + self._lost} reports are lost")
 
     def _run(self) -> None:
         while True:

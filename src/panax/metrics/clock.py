@@ -42,13 +42,13 @@ class StepClock:
     def take(self) -> dict[str, float]:
         """Return seconds per step by name since the last call, with the total as `step` and the remainder as
         `other`."""
-        now = time.perf_counter()
+        time_now = time.perf_counter()
         steps = max(self._steps, 1)
         parts = {name: seconds / steps for name, seconds in self._seconds.items()}
-        whole = (now - self._since) / steps
+        total = (time_now - self._since) / steps
         self._seconds.clear()
-        self._steps, self._since = 0, now
-        return {"step": whole, **parts, "other": max(0.0, whole - sum(parts.values()))}
+        self._steps, self._since = 0, time_now
+        return {"step": total, **parts, "other": max(0.0, total - sum(parts.values()))}
 
     def restart(self) -> None:
         """Discard the measurements since the last call, for example after an evaluation."""

@@ -96,7 +96,7 @@ class ConsoleTracker(Tracker):
             self.console.print(head + line, markup=True, highlight=False, soft_wrap=True)
 
     def _line(self, step: int, values: Mapping[str, float]) -> str:
-        """Format these values; empty for values that a hook logs."""
+        """Format the line of a report; empty for values that a hook logs."""
         if "evaluation/loss" in values:
             return self._evaluation(values)
         return self._training(step, values) if "memory/bytes" in values else ""

@@ -12,7 +12,7 @@ POWERCAP = Path("/sys/class/powercap")
 
 
 class EnergyMeter:
-    """Joules of some counters since the last reading.
+    """Reader of energy counters: the joules since the last reading.
 
     >>> joules = iter([5.0, 7.5, 8.0])
     >>> meter = EnergyMeter(lambda: next(joules), "a test")
@@ -31,7 +31,7 @@ class EnergyMeter:
         self._last = read()
 
     def take(self) -> dict[str, Any]:
-        """Return the joules since the last call, and their source; empty if the counters have gone."""
+        """Return the joules since the last call, and their source; empty if the counters can no longer be read."""
         with contextlib.suppress(OSError, ValueError):
             now = self._read()
             used, self._last = now - self._last, now
@@ -42,17 +42,17 @@ class EnergyMeter:
 def find_energy_meter(platform: str) -> EnergyMeter | None:
     """Return a meter of this host's devices of a platform, by jax's name; None if they don't report
     energy."""
-    return _of_gpus() if platform == "gpu" else _of_packages() if platform == "cpu" else None
+    return _gpu_meter() if platform == "gpu" else _package_meter() if platform == "cpu" else None
 
 
-def _of_packages(where: Path = POWERCAP) -> EnergyMeter | None:
+def _package_meter(where: Path = POWERCAP) -> EnergyMeter | None:
     """Return a meter of the host's processor packages; on most systems only root may read them."""
-    counters: list[_Wrapping] = []
+    counters: list[_WrappingCounter] = []
     with contextlib.suppress(OSError, ValueError):
         for package in sorted(where.glob("intel-rapl:[0-9]*")):
             # `intel-rapl:0:1` is a part of `intel-rapl:0`
             if package.name.count(":") == 1 and (package / "name").read_text().startswith("package"):
-                counters.append(_Wrapping(package))
+                counters.append(_WrappingCounter(package))
     if not counters:
         return None
     name = "processor package" if len(counters) == 1 else f"{len(counters)} processor packages"
@@ -61,7 +61,7 @@ def _of_packages(where: Path = POWERCAP) -> EnergyMeter | None:
     )
 
 
-class _Wrapping:
+class _WrappingCounter:
     """One counter of microjoules, which restarts at 0 after its range."""
 
     def __init__(self, package: Path):
@@ -70,14 +70,14 @@ class _Wrapping:
         self._before, self._wrapped = int(self._file.read_text()), 0
 
     def joules(self) -> float:
-        now = int(self._file.read_text())
-        if now < self._before:
+        microjoules = int(self._file.read_text())
+        if microjoules < self._before:
             self._wrapped += self._range
-        self._before = now
-        return (self._wrapped + now) / 1e6
+        self._before = microjoules
+        return (self._wrapped + microjoules) / 1e6
 
 
-def _of_gpus() -> EnergyMeter | None:
+def _gpu_meter() -> EnergyMeter | None:
     """Return a meter of the GPUs that this process may use, by NVML; None without its Python package, or on
     cards without counters."""
     try:

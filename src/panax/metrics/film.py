@@ -30,8 +30,8 @@ def encode_animated_png(frames: Frames, seconds_per_frame: float) -> bytes:
     number = 0
     for place, frame in enumerate(frames):
         top, left, piece = (0, 0, frame) if place == 0 else _changed(frames[place - 1], frame)
-        shown = struct.pack(">IIIIIHHBB", number, piece.shape[1], piece.shape[0], left, top, milliseconds, 1000, 0, 0)
-        parts.append(png_chunk(b"fcTL", shown))
+        control = struct.pack(">IIIIIHHBB", number, piece.shape[1], piece.shape[0], left, top, milliseconds, 1000, 0, 0)
+        parts.append(png_chunk(b"fcTL", control))
         number += 1
         data = zlib.compress(png_rows(piece))
         if place == 0:
@@ -42,10 +42,9 @@ def encode_animated_png(frames: Frames, seconds_per_frame: float) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join([*parts, png_chunk(b"IEND", b"")])
 
 
-def contact_sheet(frames: Frames, columns: int = 6, most: int = 24) -> UInt8[np.ndarray, "rows columns 3"]:
-    """Arrange frames in rows, from the first to the last; of more than `most`, that many at equal
-    distances."""
-    chosen = frames[_evenly(len(frames), most)]
+def contact_sheet(frames: Frames, columns: int = 6, max_frames: int = 24) -> UInt8[np.ndarray, "rows columns 3"]:
+    """Arrange frames in rows, from the first to the last; of more than `max_frames`, that many at equal distances."""
+    chosen = frames[_evenly(len(frames), max_frames)]
     rows = -(-len(chosen) // columns)
     height, width = (size + GAP for size in chosen.shape[1:3])
     canvas = np.full((rows * height - GAP, min(columns, len(chosen)) * width - GAP, 3), 255, np.uint8)
@@ -55,8 +54,8 @@ def contact_sheet(frames: Frames, columns: int = 6, most: int = 24) -> UInt8[np.
     return canvas
 
 
-def _evenly(count: int, most: int) -> Sequence[int]:
-    return range(count) if count <= most else np.linspace(0, count - 1, most).round().astype(int).tolist()
+def _evenly(count: int, max_frames: int) -> Sequence[int]:
+    return range(count) if count <= max_frames else np.linspace(0, count - 1, max_frames).round().astype(int).tolist()
 
 
 def _changed(before: Picture, after: Picture) -> tuple[int, int, UInt8[np.ndarray, "rows columns 3"]]:

@@ -48,12 +48,12 @@ class Interval:
 
     Attributes:
         begin: Start in seconds since the epoch, like `end`.
-        step: Steps taken at its end; None before the session had restored any.
+        step: Number of steps taken at its end; None until the session begins its steps.
         seconds: Seconds by kind; their sum is `end - begin`.
         gap: For a session's first interval: the kind of the time between the previous session and this one.
         word: How the session ended, with its last interval; otherwise empty.
         joules: Energy used by the devices that report it; None if none does.
-        joules_of: Which devices those are.
+        joules_of: Description of these devices.
     """
 
     session: int
@@ -74,7 +74,7 @@ class Session:
     Attributes:
         first_step: Number of steps taken when its steps began; None if they did not, like `last_step`.
         end: "done", "stopped by SIGTERM" and the like, "rolled back", "refused: ..." by a mistake in its
-            settings, "error: ..."; empty if it ended without a message, or continues.
+            settings, "error: ..."; empty if it left no record of its end, or is still running.
         lost_steps: Number of its steps that a later session repeated.
         lost_seconds: Time of those steps.
         restart_seconds: From its end until the next session's first step, if it failed or the job got a new
@@ -98,12 +98,13 @@ class Session:
 
     @property
     def failed(self) -> bool:
-        """Return True if it ended by an error or without a message. The last session may also be alive."""
+        """Return True if the session ended with an error, or left no record of its end; the last session may
+        still be running."""
         return self.end == "" or self.end.startswith("error")
 
     @property
     def rolled_back(self) -> bool:
-        """Return True if it ended because the run returned to an earlier step."""
+        """Return True if the session ended because the run returned to an earlier step."""
         return self.end in _ROLLED_BACK
 
 
@@ -168,18 +169,18 @@ def read_intervals(folder: str | Path) -> list[Interval]:
 
 def _interval(line: str) -> Interval | None:
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-        said = json_reader.parse(line, constants=True)
-        begin, end, step = float(said["from"]), float(said["to"]), said["step"]
-        seconds = {str(kind): float(value) for kind, value in said["seconds"].items()}
+        fields = json_reader.parse(line, constants=True)
+        begin, end, step = float(fields["from"]), float(fields["to"]), fields["step"]
+        seconds = {str(kind): float(value) for kind, value in fields["seconds"].items()}
         usable = all(map(math.isfinite, (begin, end, *seconds.values()))) and set(seconds) <= set(KINDS)
-        if usable and end >= begin and (step is None or type(step) is int) and type(said["session"]) is int:
-            joules = said.get("joules")
+        if usable and end >= begin and (step is None or type(step) is int) and type(fields["session"]) is int:
+            joules = fields.get("joules")
             return Interval(
-                said["session"], begin, end, step, seconds,
-                said["gap"] if said.get("gap") in KINDS else "",
-                str(said.get("end", "")),
+                fields["session"], begin, end, step, seconds,
+                fields["gap"] if fields.get("gap") in KINDS else "",
+                str(fields.get("end", "")),
                 float(joules) if joules is not None else None,
-                str(said.get("joules_of", "")),
+                str(fields.get("joules_of", "")),
             )  # fmt: skip
     return None
 
@@ -196,10 +197,10 @@ def summarize_life(intervals: Sequence[Interval], resumed_at: int | None = None)
     totals = dict.fromkeys(KINDS, 0.0)
     sessions: list[Session] = []
     spans: list[tuple[str, float, float]] = []
-    kept = math.inf if resumed_at is None else resumed_at
+    resumed_step = math.inf if resumed_at is None else resumed_at
     # From the last one back: the steps of a session that count depend on where later ones resumed.
     for number, lines in reversed(groups.items()):
-        session, own_spans = _session(number, lines, kept)
+        session, own_spans = _session(number, lines, resumed_step)
         if sessions:
             session, between = _with_gap(session, sessions[-1], groups[sessions[-1].number][0].gap)
             spans = [*own_spans, *between, *spans]
@@ -210,14 +211,14 @@ def summarize_life(intervals: Sequence[Interval], resumed_at: int | None = None)
         for kind, seconds in session.seconds.items():
             totals[kind] += seconds
         sessions.append(session)
-        kept = min(kept, math.inf if session.first_step is None else session.first_step)
+        resumed_step = min(resumed_step, math.inf if session.first_step is None else session.first_step)
     return Life(totals, tuple(reversed(sessions)), tuple(_merged(spans)))
 
 
 def _session(
-    number: int, lines: Sequence[Interval], kept: int | float
+    number: int, lines: Sequence[Interval], resumed_step: int | float
 ) -> tuple[Session, list[tuple[str, float, float]]]:
-    """Return a session; its steps beyond `kept` were lost."""
+    """Return a session and its spans; steps beyond `resumed_step`, at which the run continued, were lost."""
     totals: dict[str, float] = {}
     spans: list[tuple[str, float, float]] = []
     before: int | None = None
@@ -226,11 +227,11 @@ def _session(
     for line in lines:
         seconds, share = (
             dict(line.seconds),
-            _lost_share(before, line.step, kept, failed=not word or "error" in word or word in _ROLLED_BACK),
+            _lost_share(before, line.step, resumed_step, failed=not word or "error" in word or word in _ROLLED_BACK),
         )
         if share:
-            # At the step `kept` itself, everything except training counts too, such as its checkpoint.
-            kinds = _OF_STEPS if line.step != kept else _OF_STEPS[:1]
+            # At `resumed_step` itself, everything except training counts too, such as its checkpoint.
+            kinds = _OF_STEPS if line.step != resumed_step else _OF_STEPS[:1]
             lost = {kind: share * seconds[kind] for kind in kinds if kind in seconds}
             seconds |= {kind: seconds[kind] - value for kind, value in lost.items()}
             seconds["lost work"] = seconds.get("lost work", 0.0) + sum(lost.values())
@@ -248,34 +249,34 @@ def _session(
     joules = [line.joules for line in lines if line.joules is not None]
     return Session(
         number, lines[0].begin, lines[-1].end, first, before, word, totals,
-        lost_steps=0 if before is None else int(max(0, before - max(kept, first or 0))),
+        lost_steps=0 if before is None else int(max(0, before - max(resumed_step, first or 0))),
         lost_seconds=totals.get("lost work", 0.0),
         joules=sum(joules) if joules else None,
         joules_of=next((line.joules_of for line in lines if line.joules_of), ""),
     ), spans  # fmt: skip
 
 
-def _lost_share(before: int | None, after: int | None, kept: int | float, *, failed: bool) -> float:
-    """Return the share of an interval's steps, from `before` to `after`, that is beyond `kept`."""
-    if before is None or after is None or after < kept:
+def _lost_share(before: int | None, after: int | None, resumed_step: int | float, *, failed: bool) -> float:
+    """Return the share of an interval's steps, from `before` to `after`, that is beyond `resumed_step`."""
+    if before is None or after is None or after < resumed_step:
         return 0.0
-    if before >= kept and after > before:
+    if before >= resumed_step and after > before:
         return 1.0
     if after == before:
-        # No step was completed: work on one that a failed session did not complete, or beyond `kept`.
-        return 1.0 if before > kept or (before == kept and failed) else 0.0
-    return max(0.0, after - kept) / (after - before)
+        # No step was completed: work on one that a failed session did not complete, or beyond `resumed_step`.
+        return 1.0 if before > resumed_step or (before == resumed_step and failed) else 0.0
+    return max(0.0, after - resumed_step) / (after - before)
 
 
 def _with_gap(session: Session, following: Session, gap: str) -> tuple[Session, list[tuple[str, float, float]]]:
     seconds = following.began - session.ended
     restart = (seconds if gap == "restart" else 0.0) + following.seconds.get("restart", 0.0)
-    found = dataclasses.replace(
+    with_times = dataclasses.replace(
         session,
         restart_seconds=restart if session.failed or session.rolled_back or gap == "restart" else 0.0,
         idle_seconds=0.0 if gap == "restart" else seconds,
     )
-    return found, [(gap or IDLE, session.ended, following.began)] if seconds > 0 else []
+    return with_times, [(gap or IDLE, session.ended, following.began)] if seconds > 0 else []
 
 
 def _merged(spans: Iterable[tuple[str, float, float]]) -> Iterable[tuple[str, float, float]]:

@@ -46,15 +46,15 @@ def compute_histogram(values: Float[Array, "..."], bins: int = BINS) -> Histogra
     """
     values = jnp.atleast_1d(values).astype(jnp.float32)
     finite = jnp.isfinite(values)
-    kept = jnp.where(finite, values, 0.0)
+    finite_values = jnp.where(finite, values, 0.0)
     none = ~finite.any()
-    least = jnp.where(none, 0.0, jnp.min(jnp.where(finite, values, jnp.inf)))
+    smallest = jnp.where(none, 0.0, jnp.min(jnp.where(finite, values, jnp.inf)))
     greatest = jnp.where(none, 0.0, jnp.max(jnp.where(finite, values, -jnp.inf)))
-    edges = least + (greatest - least) * (jnp.arange(1, bins, dtype=jnp.float32) / bins)
+    edges = smallest + (greatest - smallest) * (jnp.arange(1, bins, dtype=jnp.float32) / bins)
     below = jax.lax.map(lambda edge: _count(finite & (values < edge)), edges)
     number = _count(finite)
     counts = jnp.diff(jnp.concatenate([jnp.zeros(1), below, number[None]]))
-    fields = (counts, least, greatest, kept.sum(), (kept * kept).sum(), _count(~finite))
+    fields = (counts, smallest, greatest, finite_values.sum(), (finite_values * finite_values).sum(), _count(~finite))
     return Histogram(*fields)  # pyright: ignore[reportArgumentType]
 
 
@@ -63,8 +63,8 @@ def _count(mask: Bool[Array, "..."]) -> Float[Array, ""]:
     return mask.sum(axis=-1, dtype=jnp.int32).astype(jnp.float32).sum()
 
 
-def fetch_histogram(found: Histogram) -> Histogram:
+def fetch_histogram(traced: Histogram) -> Histogram:
     """Fetch a traced histogram to the host."""
-    counts, least, greatest, total, squares, not_finite = jax.device_get(tuple(found))
+    counts, least, greatest, total, squares, not_finite = jax.device_get(tuple(traced))
     figures = (float(least), float(greatest), float(total), float(squares))
     return Histogram(np.asarray(counts, np.int64), *figures, int(not_finite))

@@ -64,8 +64,8 @@ class Ledger:
         Args:
             folder: The run's folder; None records nothing, as in all processes except the first.
             began: Start of this session, in seconds since the epoch.
-            attempt: Number of this start by the same supervisor: the time between two of its starts counts
-                for the second.
+            attempt: Index of this start among those of its supervisor; the time between two starts counts
+                toward the second.
             goes_on: True if the previous session ended only to get a new layout, by the same supervisor.
             compiled: Returns the seconds that this process has spent on compiling.
             put: Calls functions soon, in order, so that a slow disk blocks nothing; by default at once.
@@ -142,8 +142,7 @@ class Ledger:
                 self.reassign(self._now() - max(done[0], begin), "data wait")
 
     def reassign(self, seconds: float, to: str) -> None:
-        """Move seconds of the present kind in the present interval to another kind: at most as many as there
-        are."""
+        """Move up to `seconds` of the current kind in the current interval to another kind."""
         self._book()
         moved = min(max(seconds, 0.0), self._open.get(self._kind, 0.0))
         for book in (self._open, self._own):
@@ -198,16 +197,16 @@ class Ledger:
         """Return the seconds of the whole run so far, by kind, under the names of its log, and the
         goodput."""
         self._book()
-        whole = {kind: seconds + self._own.get(kind, 0.0) for kind, seconds in self._past.items()}
+        totals = {kind: seconds + self._own.get(kind, 0.0) for kind, seconds in self._past.items()}
         if self._gap:
-            whole[self._gap] += self._gap_seconds
-        return life_scalars(whole)
+            totals[self._gap] += self._gap_seconds
+        return life_scalars(totals)
 
     def close(self, word: str = "") -> None:
         """End the session.
 
         Args:
-            word: How it ends, if not as stated by the attribute `word`.
+            word: How the session ends; by default the attribute `word`.
         """
         self._book()
         self._write(" ".join((word or self.word or "ended").split())[:_MOST_WORDS], last=True)
@@ -216,10 +215,10 @@ class Ledger:
         return self._zero + time.monotonic()
 
     def _book(self) -> None:
-        now = self._now()
+        time_now = self._now()
         for book in (self._open, self._own):
-            book[self._kind] = book.get(self._kind, 0.0) + now - self._since
-        self._since = now
+            book[self._kind] = book.get(self._kind, 0.0) + time_now - self._since
+        self._since = time_now
 
     def _next(self) -> None:
         self._write(last=True)

@@ -47,7 +47,7 @@ class PrometheusTracker(Tracker):
         """Create a tracker from a port, or an address and a port, as on the command line.
 
         Raises:
-            RecipeError: It is neither.
+            RecipeError: The text is neither.
 
         >>> PrometheusTracker.at("0.0.0.0:9000")
         PrometheusTracker(port=9000, address='0.0.0.0')

@@ -33,7 +33,7 @@ def import_service(name: str, extra: str) -> Any:
     """Import an optional library.
 
     Raises:
-        RecipeError: It is not installed; the message explains how to install it.
+        RecipeError: The library is not installed; the message explains how to install it.
     """
     import importlib
 
@@ -68,13 +68,13 @@ class CsvTracker(Tracker):
         self._file = expand_user(self.path) if self.path else Path(run.folder) / "metrics.csv"
 
     def begin(self, first_step: int, num_steps: int, peak: Any) -> None:
-        with self._alone():
+        with self._lock_table():
             self._rewrite(lambda row: row["run"] != self._run or int(row["step"]) <= first_step)
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
         numbers = {name: repr(float(value)) for name, value in values.items() if name not in ("run", "step")}
         row = {"run": self._run, "step": str(step), **numbers}
-        with self._alone():
+        with self._lock_table():
             # Another run may have added columns meanwhile.
             self._columns = self._header() if self._file.exists() else []
             new = [name for name in row if name not in self._columns]
@@ -87,7 +87,7 @@ class CsvTracker(Tracker):
                 table.write(text.getvalue().encode())
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _lock_table(self) -> Iterator[None]:
         """Lock the table against other runs.
 
         Raises:
@@ -236,7 +236,7 @@ class MlflowTracker(Tracker):
             self._run_id = before[0].info.run_id
         else:
             self._run_id = client.create_run(place, run_name=run.name, tags={"panax.run_id": run.run_id}).info.run_id
-            params = [mlflow.entities.Param(_plain(name), str(value)[:500]) for name, value in run.flat().items()]
+            params = [mlflow.entities.Param(_mlflow_name(name), str(value)[:500]) for name, value in run.flat().items()]
             for first in range(0, len(params), MLFLOW_PARAMS):
                 client.log_batch(self._run_id, params=params[first : first + MLFLOW_PARAMS])
         client.update_run(self._run_id, status="RUNNING")
@@ -245,7 +245,7 @@ class MlflowTracker(Tracker):
     def record(self, step: int, values: Mapping[str, float]) -> None:
         if self._client is not None:
             now = int(time.time() * 1000)
-            finite = {_plain(name): float(value) for name, value in values.items() if math.isfinite(value)}
+            finite = {_mlflow_name(name): float(value) for name, value in values.items() if math.isfinite(value)}
             self._client.log_batch(
                 self._run_id, [self._metric(name, value, now, step) for name, value in finite.items()]
             )
@@ -257,22 +257,22 @@ class MlflowTracker(Tracker):
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / f"{step:08d}.png"
                 path.write_bytes(encode_png(image))
-                self._client.log_artifact(self._run_id, str(path), _plain(name))
+                self._client.log_artifact(self._run_id, str(path), _mlflow_name(name))
 
     def text(self, step: int, name: str, text: str) -> None:
         if self._client is not None:
-            self._client.log_text(self._run_id, text, f"{_plain(name)}/{step:08d}.txt")
+            self._client.log_text(self._run_id, text, f"{_mlflow_name(name)}/{step:08d}.txt")
 
     def close(self) -> None:
         if self._client is not None:
             self._client.set_terminated(self._run_id)
 
 
-def _plain(name: str) -> str:
+def _mlflow_name(name: str) -> str:
     """Convert a name to one that MLflow accepts: at most one folder, since its file store can't hold both
     `a/b` and `a/b/c`.
 
-    >>> _plain("train/loss/cross entropy (mean)")
+    >>> _mlflow_name("train/loss/cross entropy (mean)")
     'train/loss.cross entropy _mean_'
     """
     group, slash, rest = name.partition("/")

@@ -68,19 +68,19 @@ def run_and_tag(name: str) -> tuple[str, str]:
     return TRAIN, f"{GROUPS[group]}/{rest}" if group in GROUPS and rest else name
 
 
-def _is_its_whole(name: str, values: Mapping[str, float]) -> bool:
+def _is_only_term(name: str, values: Mapping[str, float]) -> bool:
     """Return True if a term is the only one of its loss, and so duplicates its curve.
 
     >>> values = {"train/loss": 2.0, "train/loss/cross_entropy": 2.0}
-    >>> [_is_its_whole(name, values) for name in values]
+    >>> [_is_only_term(name, values) for name in values]
     [False, True]
-    >>> _is_its_whole("train/loss/cross_entropy", values | {"train/loss/z": 0.0})
+    >>> _is_only_term("train/loss/cross_entropy", values | {"train/loss/z": 0.0})
     False
     """
-    whole, _, term = name.rpartition("/")
-    if not whole.endswith("/loss") or not term or whole not in values:
+    loss_name, _, term = name.rpartition("/")
+    if not loss_name.endswith("/loss") or not term or loss_name not in values:
         return False
-    return values[name] == values[whole] and sum(each.startswith(f"{whole}/") for each in values) == 1
+    return values[name] == values[loss_name] and sum(each.startswith(f"{loss_name}/") for each in values) == 1
 
 
 class _NoTorch:
@@ -139,7 +139,7 @@ class TensorBoardTracker(Tracker):
 
         scalars_by_run: defaultdict[str, list[Any]] = defaultdict(list)
         for name, value in values.items():
-            if _is_its_whole(name, values):
+            if _is_only_term(name, values):
                 continue
             run, tag = run_and_tag(name)
             scalars_by_run[run].append(Summary.Value(tag=tag, simple_value=value))

@@ -58,8 +58,8 @@ class Peak:
 
 
 def find_peak_flops(devices: Sequence[Any], dtype: str) -> Peak:
-    """Return the peak of these JAX devices: of the data sheet; for CPUs the rate on registers, for others
-    that of a large matmul."""
+    """Return the peak of these JAX devices: by data sheet; for CPUs the measured rate on registers, for
+    unlisted devices that of a large matmul."""
     kind = devices[0].device_kind.lower()
     for name in sorted(PEAK_FLOPS, key=len, reverse=True):
         if name in kind:
@@ -70,8 +70,8 @@ def find_peak_flops(devices: Sequence[Any], dtype: str) -> Peak:
     # Simulated devices share the host's cores: their number adds nothing.
     loop = measure_loop(dtype) if devices[0].platform == "cpu" else None
     measured = measure_matmul(dtype) if loop is None else loop
-    what = ("product" if loop is None else "loop", machine_key(), device_target(devices[0]).architecture, dtype)
-    best = _kept_best("-".join(filter(None, what)), measured)
+    cache_key = ("product" if loop is None else "loop", machine_key(), device_target(devices[0]).architecture, dtype)
+    best = _record_best_rate("-".join(filter(None, cache_key)), measured)
     if loop is None:
         source = f"the fastest {dtype} product ever measured on this {devices[0].platform}"
         reason = "other programs use this machine"
@@ -121,15 +121,15 @@ def _rate(kernel: str, a: jax.Array, rounds: int) -> float:
     return 2 * a.shape[0] ** 3 / best
 
 
-def _kept_best(name: str, measured: float) -> float:
+def _record_best_rate(name: str, measured: float) -> float:
     """Return the best rate ever measured for a machine and dtype, including this one; stored in the cache of
     kernels."""
     try:
         file = kernels_folder() / f"peak-{name}.json"
-        kept = float(json_reader.read(file, constants=True)) if is_own_file(file) else 0.0
-        if measured > kept:
+        previous = float(json_reader.read(file, constants=True)) if is_own_file(file) else 0.0
+        if measured > previous:
             replace_file(file, json.dumps(measured), private=True)
-        return max(kept, measured) if math.isfinite(kept) else measured
+        return max(previous, measured) if math.isfinite(previous) else measured
     except (OSError, ValueError, TypeError):
         return measured  # without a usable cache, the rate measured now
 

@@ -1,8 +1,7 @@
 """Floating-point operations of a model, counted from its shapes.
 
-Source: PaLM (arXiv:2204.02311), appendix B: the model's forward and backward matmuls, without recomputation.
-    The total is
-three times the forward pass, since each matmul needs two more for its gradients.
+Source: PaLM (arXiv:2204.02311), appendix B: the model's forward and backward matmuls, without recomputation. The
+total is three times the forward pass, since each matmul needs two more for its gradients.
 """
 
 from .decoder.config import DecoderConfig

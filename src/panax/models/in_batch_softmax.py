@@ -1,4 +1,5 @@
-"""In-batch softmax: each row's query against the items of all rows of the global batch, its own item the right one."""
+"""In-batch softmax: each row's query against the items of all rows of the global batch, with its own item as
+the target."""
 
 from typing import Any, NamedTuple
 

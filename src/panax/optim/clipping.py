@@ -56,15 +56,15 @@ def _clipped(
 ) -> jax.Array:
     wide = gradient.astype(accumulation_dtype(gradient.dtype))
     if norm is not None:
-        wide = _at_most(wide, shard.norm(wide), jnp.asarray(norm, wide.dtype))
+        wide = _scale_down(wide, shard.norm(wide), jnp.asarray(norm, wide.dtype))
     if ratio is not None:
         into = shard.parameter.matrix
         dims = shard.parameter.array_dims if into is None else into[0]
         weights = jnp.maximum(shard.norm(value, dims), MIN_NORM)
-        wide = _at_most(wide, shard.norm(wide, dims), ratio * weights.astype(wide.dtype))
+        wide = _scale_down(wide, shard.norm(wide, dims), ratio * weights.astype(wide.dtype))
     return wide.astype(gradient.dtype)
 
 
-def _at_most(gradient: jax.Array, norm: jax.Array, most: jax.Array) -> jax.Array:
-    """Scale a gradient down to norm `most` if its norm is larger."""
-    return jnp.where(norm > most, gradient * (most / jnp.where(norm > 0, norm, 1)), gradient)
+def _scale_down(gradient: jax.Array, norm: jax.Array, max_norm: jax.Array) -> jax.Array:
+    """Scale a gradient down to norm `max_norm` if its norm is larger."""
+    return jnp.where(norm > max_norm, gradient * (max_norm / jnp.where(norm > 0, norm, 1)), gradient)

@@ -13,19 +13,19 @@ def select_factors(
 ) -> dict[str, list[tuple[frozenset[int] | None, float]]]:
     """Resolve patterns to (the layers of the stack, or None for all; the factor) per parameter, later entries
     overriding earlier ones."""
-    found: dict[str, list[tuple[frozenset[int] | None, float]]] = {}
+    factors: dict[str, list[tuple[frozenset[int] | None, float]]] = {}
     for pattern, factor in patterns.items():
         for name, rows in select_params(pattern, names, layers, f"optimizer.{setting}").items():
-            found.setdefault(name, []).append((rows, float(factor)))
-    return found
+            factors.setdefault(name, []).append((rows, float(factor)))
+    return factors
 
 
 def factor_by_layer(
-    chosen: list[tuple[frozenset[int] | None, float]], usual: float, parameter: Parameter
+    chosen: list[tuple[frozenset[int] | None, float]], default: float, parameter: Parameter
 ) -> np.ndarray:
     """Return a parameter's factor: a scalar, or one per stacked layer, shaped to broadcast against the
     parameter."""
-    factors = np.float32(usual)
+    factors = np.float32(default)
     for rows, factor in chosen:
         if rows is None:
             factors = np.float32(factor)

@@ -113,7 +113,7 @@ class Chained(Optimizer):
     ) -> Transformation:
         kinds = axes if meanings is None else meanings
         chain = apply_per_layer(self.chain(self.learning_rate(num_steps), decay_mask(kinds)), kinds, self.scope)
-        init, update = _in_its_own_ways(chain)
+        init, update = _with_standard_promotion(chain)
         takes_loss = isinstance(chain, optax.GradientTransformationExtraArgs)
         return Transformation(init, update, optimizer_state_axes, takes_loss=takes_loss)
 
@@ -155,7 +155,7 @@ class Optax(Chained):
 _ASKING = re.compile(r"([\w.<>]+)\(\) missing \d+ required keyword-only arguments?: (.+)")
 
 
-def _in_its_own_ways(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def _with_standard_promotion(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Run optax's code under JAX's standard promotion rules, even if stricter ones are set."""
 
     def init(params: Any) -> Any:

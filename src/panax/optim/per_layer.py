@@ -3,7 +3,7 @@
 LAMB's norms, Adafactor's factors and Muon's orthogonalization are defined on a single layer's matrix. Applied
 to a stack, they silently give different updates (LAMB was off by 57 %, Muon by 270 %). `apply_per_layer` makes
 a stacked tree train exactly as the unstacked one would. Panax's own optimizers do not need it
-(`on_shards.py`).
+(`sharded/sharded_optimizer.py`).
 """
 
 from collections.abc import Mapping

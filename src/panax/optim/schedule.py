@@ -114,8 +114,8 @@ class Schedule(Validated):
 
         >>> round(float(Schedule(peak=1.0, warmup_steps=10).build(110)(60)), 3)
         0.55
-        >>> held = Schedule(peak=1.0, stable=0.8, decay="linear", final=0.0).build(100)
-        >>> [round(float(held(step)), 3) for step in (0, 80, 90, 100)]
+        >>> plateau = Schedule(peak=1.0, stable=0.8, decay="linear", final=0.0).build(100)
+        >>> [round(float(plateau(step)), 3) for step in (0, 80, 90, 100)]
         [1.0, 1.0, 0.5, 0.0]
         """
         if self.base_batch is not None:
@@ -130,18 +130,18 @@ class Schedule(Validated):
                 f"the rate rises over {warmup} of them",
                 stacklevel=2,
             )
-        after = self._after(num_steps - warmup)
+        after = self._build_after_warmup(num_steps - warmup)
         rising = optax.linear_schedule(self.peak / max(warmup, 1), self.peak, max(warmup - 1, 1))
         return optax.join_schedules([rising, after], [warmup]) if warmup else after
 
-    def _after(self, rest: int) -> optax.Schedule:
-        """Build the schedule of the `rest` steps after the warm-up."""
+    def _build_after_warmup(self, num_steps: int) -> optax.Schedule:
+        """Build the schedule of the `num_steps` steps after the warm-up."""
         if self.decay == "constant":
             return optax.constant_schedule(self.peak)
         if self.decay == "inverse_sqrt":
             return lambda step: self.peak * jnp.sqrt(self.warmup_steps / (self.warmup_steps + jnp.asarray(step)))
-        held = round(self.stable * rest)
-        length = max(rest - held, 1) / self.cycles
+        plateau_steps = round(self.stable * num_steps)
+        length = max(num_steps - plateau_steps, 1) / self.cycles
 
         def falling(step: Any) -> Any:
             passed = jnp.asarray(step, jnp.float32) / length
@@ -154,7 +154,11 @@ class Schedule(Validated):
             }[self.decay]
             return self.peak * (self.final + (1 - self.final) * left)
 
-        return optax.join_schedules([optax.constant_schedule(self.peak), falling], [held]) if held else falling
+        return (
+            optax.join_schedules([optax.constant_schedule(self.peak), falling], [plateau_steps])
+            if plateau_steps
+            else falling
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ class ContextCase:
     axis_size: int
 
 
-def choose_context_attention(heads: int, kv_heads: int, axis_size: int, asked: ContextAttention = "auto") -> str:
+def choose_context_attention(heads: int, kv_heads: int, axis_size: int, requested: ContextAttention = "auto") -> str:
     """Return the name of the kernel for a layer; "auto" chooses Ulysses if it runs without repeating
     key-value heads.
 
@@ -53,7 +53,7 @@ def choose_context_attention(heads: int, kv_heads: int, axis_size: int, asked: C
     ('ulysses', 'ring')
     """
     case = ContextCase(heads=heads, kv_heads=kv_heads, axis_size=axis_size)
-    return choose("context attention", case, _ANY, named=asked).name
+    return choose("context attention", case, _ANY, named=requested).name
 
 
 def context_attention(
@@ -61,7 +61,7 @@ def context_attention(
     k: Float[Array, "batch seq kv_heads head_dim"],
     v: Float[Array, "batch seq kv_heads head_dim"],
     segments: Int[Array, "batch seq"] | None,
-    asked: ContextAttention,
+    requested: ContextAttention,
     options: AttentionOptions,
     *,
     axis: ContextAxis,
@@ -70,10 +70,10 @@ def context_attention(
     given by the axis's order.
 
     Args:
-        asked: Requested algorithm, as in `choose_context_attention`.
+        requested: Requested algorithm, as in `choose_context_attention`.
     """
     case, target = ContextCase(heads=q.shape[2], kv_heads=k.shape[2], axis_size=axis.size), current_target()
-    run = log_choice(choose("context attention", case, target, named=asked), target).kernel.run
+    run = log_choice(choose("context attention", case, target, named=requested), target).kernel.run
     return run(q, k, v, segments, axis=axis, options=options, target=target)
 
 

@@ -35,8 +35,8 @@ class ExchangeWindow(NamedTuple):
 
     Attributes:
         low: For each source, the first of its rows for the target that travels, counted among those rows.
-        high: One past the last.
-        at: Their first slot in the target's buffer.
+        high: One past the last of these rows.
+        at: First slot of these rows in the target's buffer.
     """
 
     low: Int[Array, "source target"]
@@ -59,7 +59,7 @@ class Arrivals(NamedTuple):
 
 
 class RoutingCounts(NamedTuple):
-    """Number of rows of each device for each expert of each device, known to all of them."""
+    """Number of rows of each device for each expert of each device; the same array on all devices."""
 
     counts: Int[Array, "source target expert"]
 
@@ -70,7 +70,7 @@ class RoutingCounts(NamedTuple):
     @property
     def starts(self) -> Int[Array, "source target"]:
         """First row for a target among a source's rows."""
-        return _before(self.sent, 1)
+        return _exclusive_cumsum(self.sent, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ class ExchangePlan:
             at = jnp.arange(self.ways, dtype=jnp.int32)[:, None] * self._each
             return ExchangeWindow(low, high, jnp.broadcast_to(at, low.shape))
         # Order a target's arrivals by source; each round takes the next `buffer` of them.
-        first = _before(plan.sent, 0) - number * self.buffer
+        first = _exclusive_cumsum(plan.sent, 0) - number * self.buffer
         low, high = jnp.clip(-first, 0, plan.sent), jnp.clip(self.buffer - first, 0, plan.sent)
         return ExchangeWindow(low, high, jnp.maximum(first + low, 0))
 
@@ -140,13 +140,17 @@ class ExchangePlan:
         # The last source that starts at or before this slot; one that sends nothing starts where the next one does.
         source = (at[None, :] <= slot[:, None]).sum(axis=1, dtype=jnp.int32) - 1
         place = low[source] + slot - at[source]
-        first = _before(counts, 1)
+        first = _exclusive_cumsum(counts, 1)
         expert = (first[source] + counts[source] <= place[:, None]).sum(axis=1, dtype=jnp.int32)
         expert = jnp.where(place < high[source], expert, experts)
         # window_counts: [source, expert], rows of each expert inside this round's window.
         window_counts = jnp.maximum(jnp.minimum(first + counts, high[:, None]) - jnp.maximum(first, low[:, None]), 0)
         inside = jnp.minimum(expert, experts - 1)
-        rank = _before(window_counts, 0)[source, inside] + place - jnp.maximum(first[source, inside], low[source])
+        rank = (
+            _exclusive_cumsum(window_counts, 0)[source, inside]
+            + place
+            - jnp.maximum(first[source, inside], low[source])
+        )
         return Arrivals(window_counts.sum(axis=0), expert, rank)
 
     @property
@@ -174,7 +178,7 @@ class ExchangePlan:
 
 
 class _Route(NamedTuple):
-    """Arguments of a ragged exchange in JAX, with those that its reverse needs."""
+    """Arguments of JAX's ragged all-to-all, and of its reverse."""
 
     from_here: Int[Array, " device"]
     sizes_out: Int[Array, " device"]
@@ -232,6 +236,6 @@ def _ragged_backward(
 _ragged.defvjp(_ragged_forward, _ragged_backward)
 
 
-def _before(counts: jax.Array, axis: int) -> jax.Array:
+def _exclusive_cumsum(counts: jax.Array, axis: int) -> jax.Array:
     """Compute the exclusive cumulative sum."""
     return jnp.cumsum(counts, axis=axis, dtype=jnp.int32) - counts

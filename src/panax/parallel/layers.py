@@ -13,7 +13,7 @@ from ..spmd.overlapped_grad_reduce import current_grad_reduce
 def scan_layers(
     function: Callable[[jax.Array, Any], tuple[jax.Array, Any]], x: jax.Array, layers: Any, *, may_unroll: bool = True
 ) -> tuple[jax.Array, Any]:
-    """Feed `x` through `function(x, layer)` for each layer of a stack; its other results are stacked.
+    """Feed `x` through `function(x, layer)` for each layer of a stack, and stack the function's second results.
 
     The layers share one compiled program, except for short stacks on targets that run them faster unrolled; a
     pipeline, with its layers in several programs, passes `may_unroll=False`. A barrier between unrolled

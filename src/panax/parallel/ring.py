@@ -143,20 +143,20 @@ def _forward(q, k, v, segments, sinks, ring: Ring):
     home, shifts = (k, v, segments), _shifts(ring)
 
     # Attend to the keys held at a shift, and merge the results into the running output.
-    def visit(merged, held, shift):
+    def visit(merged, received, shift):
         pieces = chunk_pairs(ring, shift)
-        for piece, part in zip(pieces, chunk_outputs(ring, pieces, (q, segments), held)):
+        for piece, part in zip(pieces, chunk_outputs(ring, pieces, (q, segments), received)):
             merged = _merge(merged, part, piece.query * ring.chunk)
         return merged
 
     def step(carry, shift, since, until):
-        merged, held = carry
-        following = _send(held, until, ring)
-        return visit(merged, held, shift), following
+        merged, received = carry
+        following = _send(received, until, ring)
+        return visit(merged, received, shift), following
 
     nothing = jnp.zeros(q.shape, wide), jnp.full(q.shape[:-1], MASKED, wide)
-    held = _send(home, shifts[0] if shifts else None, ring)
-    (out, logsumexp), _ = _tour(step, (visit(nothing, home, 0), held), shifts)
+    received = _send(home, shifts[0] if shifts else None, ring)
+    (out, logsumexp), _ = _tour(step, (visit(nothing, home, 0), received), shifts)
     out, logsumexp = add_sinks(out, logsumexp, sinks)
     out, logsumexp = assert_sharding((out.astype(q.dtype), logsumexp), {ring.axis.name: ValueState.SPLIT}, dim=1)
     return out, (q, k, v, segments, sinks, out, logsumexp)
@@ -171,25 +171,25 @@ def _backward(ring: Ring, saved, d_out):
     queries = q, segments, logsumexp, delta, d_out
     home, shifts = (k, v, segments), _shifts(ring)
 
-    def visit(gradients, held, shift):
+    def visit(gradients, received, shift):
         d_q, d_k, d_v = gradients
         pieces = chunk_pairs(ring, shift)
-        for piece, parts in zip(pieces, chunk_gradients(ring, pieces, queries, held)):
+        for piece, parts in zip(pieces, chunk_gradients(ring, pieces, queries, received)):
             d_q = _add(d_q, parts[0], piece.query * ring.chunk)
             d_k, d_v = (_add(x, part, piece.key * ring.chunk) for x, part in zip((d_k, d_v), parts[1:]))
         return d_q, d_k, d_v
 
     def step(carry, shift, since, until):
-        (d_q, *d_keys), held = carry
-        following = _send(held, until, ring)
+        (d_q, *d_keys), received = carry
+        following = _send(received, until, ring)
         # Key gradients follow one step behind their keys, so that their transfer overlaps with the computation too.
         d_keys = _send(d_keys, since, ring)
-        return visit((d_q, *d_keys), held, shift), following
+        return visit((d_q, *d_keys), received, shift), following
 
     no_keys = tuple(jnp.zeros(x.shape, wide) for x in (k, v))
     d_q, *d_home = visit((jnp.zeros(q.shape, wide), *no_keys), home, 0)
-    held = _send(home, shifts[0] if shifts else None, ring)
-    (d_q, *d_keys), _ = _tour(step, ((d_q, *no_keys), held), shifts)
+    received = _send(home, shifts[0] if shifts else None, ring)
+    (d_q, *d_keys), _ = _tour(step, ((d_q, *no_keys), received), shifts)
     # Complete the tour: the key gradients return to the device that holds the keys.
     d_keys = _send(d_keys, ring.axis.size - shifts[-1] if shifts else None, ring)
     d_k, d_v = (here + back for here, back in zip(d_home, d_keys))

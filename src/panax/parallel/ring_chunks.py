@@ -84,8 +84,8 @@ def active_shifts(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder = 
 
 
 def chunk_pairs(ring: Ring, shift: int | Array) -> list[ChunkPair]:
-    """Return the chunk pairs of this device with the keys of the device `shift` positions before it; 0 is
-    itself.
+    """Return the chunk pairs of this device with the keys of the device `shift` positions before it; 0 for its
+    own keys.
 
     Args:
         shift: If traced, one of `active_shifts`; the result then covers all of them.
@@ -102,8 +102,7 @@ def chunk_pairs(ring: Ring, shift: int | Array) -> list[ChunkPair]:
 
 
 def _pieces_at(axis_size: int, chunk: int, mask: MaskRule, order: RowOrder, shift: int) -> dict[int, set[int]]:
-    """Return the distances of each of the `_chunk_pairs` at a shift, without pairs of which no device sees
-    anything."""
+    """Return the distances of each of the `_chunk_pairs` at a shift, without pairs that are masked on every device."""
     distances: dict[int, set[int]] = {}
     for here in range(axis_size):
         there = (here - shift) % axis_size
@@ -159,7 +158,7 @@ def chunk_outputs(
         operands = AttentionOperands(q, k, v, query_segments, key_segments)
         return flash_forward(operands, **ring.between_chunks(q, k, mask))
 
-    return _each(ring, pieces, compute, queries, keys)
+    return _compute_pairs(ring, pieces, compute, queries, keys)
 
 
 def chunk_gradients(
@@ -184,10 +183,10 @@ def chunk_gradients(
         operands = AttentionOperands(q, k, v, query_segments, key_segments)
         return flash_backward(operands, OutputGradient(*output), **ring.between_chunks(q, k, mask))
 
-    return _each(ring, pieces, compute, queries, keys)
+    return _compute_pairs(ring, pieces, compute, queries, keys)
 
 
-def _each(
+def _compute_pairs(
     ring: Ring, pieces: Sequence[ChunkPair], compute: Callable[..., tuple[Array, ...]], queries: tuple, keys: tuple
 ) -> list[tuple[Array, ...]]:
     """Run `compute(mask, chunks of queries, chunks of keys)` for every pair; consecutive pairs with the same single

@@ -58,14 +58,13 @@ class TablePlacement(NamedTuple):
 
     @property
     def sum_axes(self) -> MeshAxes:
-        """Axes along which replicas are asked for the same rows and hold partial sums of the same
-        gradients."""
+        """Axes along which replicas receive requests for the same rows, and hold partial sums of the same gradients."""
         return tuple(axis for axis in self.copies if axis in self.alike)
 
     @property
     def reduce_axes(self) -> MeshAxes:
-        """Axes along which replicas are asked for different rows, with gradients that are combined once per
-        step."""
+        """Axes along which replicas receive requests for different rows, with gradients that are combined once
+        per step."""
         return tuple(axis for axis in self.copies if axis not in self.alike)
 
 
@@ -96,46 +95,47 @@ class RowCopies:
     whole: bool
 
     @classmethod
-    def of(cls, lies: TablePlacement, shard: tuple[int, ...], ids: int) -> "RowCopies":
+    def of(cls, placement: TablePlacement, shard: tuple[int, ...], ids: int) -> "RowCopies":
         """Choose how to access the table.
 
         Args:
             shard: Shape of a device's shard of the table.
             ids: Number of ids that a device reads.
         """
-        met = jax.lax.axis_size(lies.reduce_axes) if lies.reduce_axes else 1
-        return cls(lies, shard[0], min(shard[0], ids), shard[0] <= ids * met)
+        met = jax.lax.axis_size(placement.reduce_axes) if placement.reduce_axes else 1
+        return cls(placement, shard[0], min(shard[0], ids), shard[0] <= ids * met)
 
     def gather(
         self, table: Float[Array, "row row_width"], ids: Int[Array, " ids"]
     ) -> tuple[GatheredRows, LocalRowRequest]:
-        """Read the distinct rows of the given ids (-1 for none); also return the value that `back` needs."""
+        """Read the distinct rows of the given ids (-1 for none); also return the request, which
+        `return_gradients` needs."""
         if self.whole:
             # Duplicate indices all write the same value.
             place = jnp.where(ids < 0, self.count, ids)
-            asked = jnp.zeros(self.count, jnp.int32).at[place].set(1, mode="drop")
+            request = jnp.zeros(self.count, jnp.int32).at[place].set(1, mode="drop")
             with tag_comm("numbers of rows"):
-                asked = jax.lax.pmax(asked, self.placement.reduce_axes) if self.placement.reduce_axes else asked
-            numbers = jnp.where(asked > 0, jnp.arange(self.count, dtype=jnp.int32), self.count)
+                request = jax.lax.pmax(request, self.placement.reduce_axes) if self.placement.reduce_axes else request
+            numbers = jnp.where(request > 0, jnp.arange(self.count, dtype=jnp.int32), self.count)
             return GatheredRows(None, self._joined(table), self.count), LocalRowRequest(numbers)
         numbers = unique_rows(ids, self.count, self.distinct)
         return GatheredRows(numbers, self._joined(table.at[numbers].get(mode="clip")), self.count), LocalRowRequest(
             numbers
         )
 
-    def return_gradients(self, gradients: Float[Array, "distinct row_width"], wanted: LocalRowRequest) -> RowGradients:
+    def return_gradients(self, gradients: Float[Array, "distinct row_width"], request: LocalRowRequest) -> RowGradients:
         """Compute the gradients of the rows that this device holds, from those of the rows that it read."""
         with tag_comm("gradients of tables"):
             shard = reduce_scatter(gradients, self.placement.columns, 1)
             if self.whole:
                 return RowGradients(
-                    wanted.row_ids, all_reduce(shard, (*self.placement.sum_axes, *self.placement.reduce_axes))
+                    request.row_ids, all_reduce(shard, (*self.placement.sum_axes, *self.placement.reduce_axes))
                 )
             shard = all_reduce(shard, self.placement.sum_axes)
             if not self.placement.reduce_axes:
-                return RowGradients(wanted.row_ids, shard)
+                return RowGradients(request.row_ids, shard)
             numbers, values = (
-                all_gather(wanted.row_ids, self.placement.reduce_axes, 0),
+                all_gather(request.row_ids, self.placement.reduce_axes, 0),
                 all_gather(shard, self.placement.reduce_axes, 0),
             )
         return RowGradients(*merge_rows(numbers, values, self.count))

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 
 class RowMap(eqx.Module):
-    """Which token each row of a buffer is a copy of.
+    """Map between the rows of a buffer and the tokens that they copy.
 
     Attributes:
         token: Token of each row; any index out of range for an empty row.
@@ -57,8 +57,8 @@ def sum_by_token(rows: Float[Array, "row ..."], places: RowMap) -> Float[Array, 
         return zeros.at[places.token].add(rows.astype(jnp.float32), mode="drop").astype(rows.dtype)
     if places.rows.shape[1] == 1:
         return rows.at[places.rows[:, 0]].get(mode="fill", fill_value=0)
-    taken = rows.at[places.rows].get(mode="fill", fill_value=0)
-    return taken.astype(jnp.float32).sum(axis=1).astype(rows.dtype)
+    gathered = rows.at[places.rows].get(mode="fill", fill_value=0)
+    return gathered.astype(jnp.float32).sum(axis=1).astype(rows.dtype)
 
 
 copy_to_rows.defvjp(

@@ -35,12 +35,13 @@ def ulysses_attention(
 ) -> Float[Array, "batch seq heads head_dim"]:
     """Compute attention over whole rows; this device holds its part of each; differentiable in q, k and v.
 
-    Must be called with `axis_name` manual: in `jax.shard_map(..., check_vma=False)`. Sent by each device:
+    Must be called with the axis manual: in `jax.shard_map(..., check_vma=False)`. Sent by each device:
     `ulysses_bytes`.
 
     Args:
         segments: Of the local tokens; 0 is padding.
-        sinks: Those of all its heads; the kernel gets those of the heads that it computes.
+        sinks: Sinks of all local heads before the exchange; the kernel receives those of the heads that it
+            computes.
         kernel: Called once as `kernel(q, k, v, segments=segments, sinks=sinks)` with whole rows and part of the
             heads: `attention` with its other options bound.
 
@@ -60,7 +61,7 @@ def ulysses_attention(
             f"divisible by 2 * {axis.name}={2 * axis.size}"
         )
     if segments is not None:
-        segments = _in_order(lax.all_gather(segments, axis.name, axis=1, tiled=True), axis)
+        segments = _to_row_order(lax.all_gather(segments, axis.name, axis=1, tiled=True), axis)
     copies = _sent_kv_heads(k.shape[2], axis.size) // k.shape[2]
     q, k, v = (_whole_rows(x, axis) for x in (q, _repeated(k, copies), _repeated(v, copies)))
     if sinks is not None:
@@ -130,12 +131,12 @@ _repeated.defvjp(lambda x, copies: (_repeated(x, copies), None), _repeated_backw
 
 def _to_rows(x: Array, axis: ContextAxis) -> Array:
     """Exchange [batch, local seq, heads, d] for [batch, seq, local heads, d]."""
-    return _in_order(lax.all_to_all(x, axis.name, split_axis=2, concat_axis=1, tiled=True), axis)
+    return _to_row_order(lax.all_to_all(x, axis.name, split_axis=2, concat_axis=1, tiled=True), axis)
 
 
 def _to_heads(x: Array, axis: ContextAxis) -> Array:
     """Invert `_to_rows`; also its transpose, since both only move elements."""
-    return lax.all_to_all(_as_held(x, axis), axis.name, split_axis=1, concat_axis=2, tiled=True)
+    return lax.all_to_all(_to_device_order(x, axis), axis.name, split_axis=1, concat_axis=2, tiled=True)
 
 
 _whole_rows = jax.custom_vjp(_to_rows, nondiff_argnums=(1,))
@@ -144,7 +145,7 @@ _whole_heads = jax.custom_vjp(_to_heads, nondiff_argnums=(1,))
 _whole_heads.defvjp(lambda x, axis: (_to_heads(x, axis), None), lambda axis, _, d_x: (_to_rows(d_x, axis),))
 
 
-def _in_order(x: Array, axis: ContextAxis) -> Array:
+def _to_row_order(x: Array, axis: ContextAxis) -> Array:
     """Restore rows, [batch, seq, ...], from the device order to their original order."""
     if axis.order == "contiguous":
         return x
@@ -152,8 +153,8 @@ def _in_order(x: Array, axis: ContextAxis) -> Array:
     return jnp.concatenate([chunks[:, :, 0], chunks[:, ::-1, 1]], axis=1).reshape(x.shape)
 
 
-def _as_held(x: Array, axis: ContextAxis) -> Array:
-    """Invert `_in_order`."""
+def _to_device_order(x: Array, axis: ContextAxis) -> Array:
+    """Invert `_to_row_order`."""
     if axis.order == "contiguous":
         return x
     halves = x.reshape(x.shape[0], 2, axis.size, -1, *x.shape[2:])

@@ -105,9 +105,9 @@ def distinct_keys(
     before = jnp.concatenate([jnp.zeros((1, 2), jnp.uint32), ordered[:-1]])
     new = (ordered != before).any(axis=1) & (block < blocks)
     place = jnp.where(block < blocks, jnp.cumsum(new, dtype=jnp.int32) - 1, count)
-    once = jnp.zeros((count, 2), jnp.uint32).at[place].set(ordered, mode="drop")
+    distinct = jnp.zeros((count, 2), jnp.uint32).at[place].set(ordered, mode="drop")
     where = jnp.full(count, blocks, jnp.int32).at[place].set(block, mode="drop")
-    return BlockKeys(once, where), jnp.zeros(count, jnp.int32).at[index].set(place)
+    return BlockKeys(distinct, where), jnp.zeros(count, jnp.int32).at[index].set(place)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,34 +116,34 @@ class VocabularyBlocks:
 
     Attributes:
         placement: Sharding of the table; its columns are not sharded.
-        here: Blocks per shard.
+        shard_blocks: Blocks per shard.
         ways: Rows per block.
         idle_steps: As in `GrowingVocab`.
     """
 
     placement: TablePlacement
-    here: int
+    shard_blocks: int
     ways: int
     idle_steps: int
 
     @classmethod
-    def of(cls, lies: TablePlacement, shard: tuple[int, ...], ways: int, idle_steps: int) -> "VocabularyBlocks":
+    def of(cls, placement: TablePlacement, shard: tuple[int, ...], ways: int, idle_steps: int) -> "VocabularyBlocks":
         """Derive the number of blocks from the shard's rows.
 
         Args:
             shard: Shape of a device's shard of the table, or of an array with its rows.
         """
-        return cls(lies, shard[0] // ways, ways, idle_steps)
+        return cls(placement, shard[0] // ways, ways, idle_steps)
 
     @property
     def rows(self) -> int:
         """Rows per shard."""
-        return self.here * self.ways
+        return self.shard_blocks * self.ways
 
     def lookup(self, vocabulary: ShardVocabulary, keys: UInt32[Array, "ids 2"]) -> Int[Array, " ids"]:
         """Return the row of each key in the whole table; -1 for a key without a row."""
-        asked = self._asked(keys)
-        return asked.answers(self._rows_of(vocabulary, asked.mine))
+        lookup = self._gather_keys(keys)
+        return lookup.rows_of_ids(self._rows_of(vocabulary, lookup.mine))
 
     def assign(
         self, vocabulary: ShardVocabulary, keys: UInt32[Array, "ids 2"], step: Int[Array, ""]
@@ -154,14 +154,14 @@ class VocabularyBlocks:
         Args:
             step: Number of this step.
         """
-        asked = self._asked(keys)
-        mine, block = asked.mine.keys, asked.mine.block
-        real = block < self.here
-        had = self._rows_of(vocabulary, asked.mine)
+        lookup = self._gather_keys(keys)
+        mine, block = lookup.mine.keys, lookup.mine.block
+        real = block < self.shard_blocks
+        had = self._rows_of(vocabulary, lookup.mine)
         asked_before, marked = read_before_write(vocabulary.asked, had, jnp.where(had >= 0, had, self.rows))
         # Mark rows in use before looking for idle ones, so that no key of this batch loses its row.
         last = vocabulary.asked.at[marked].set(step, mode="drop")
-        of_block = last.reshape(self.here, self.ways).at[block].get(mode="clip")
+        of_block = last.reshape(self.shard_blocks, self.ways).at[block].get(mode="clip")
         idle = (of_block < 0) | (step - of_block > self.idle_steps)
         new = real & (had < 0)
         # The i-th new key of a block takes its i-th least recently used row.
@@ -186,36 +186,38 @@ class VocabularyBlocks:
         counts = jnp.stack([gets.sum(), lost.sum(), (new & ~gets).sum()]).astype(jnp.int32)
         with tag_comm("assigned ids of a vocabulary"):
             counts = all_reduce(counts, self.placement.rows)
-        return asked.answers(reads), after, RowAssignments(place, mine, counts[0], counts[1], counts[2], before)
+        return lookup.rows_of_ids(reads), after, RowAssignments(place, mine, counts[0], counts[1], counts[2], before)
 
-    def _asked(self, keys: UInt32[Array, "ids 2"]) -> "_Asked":
+    def _gather_keys(self, keys: UInt32[Array, "ids 2"]) -> "_KeyLookup":
         ways = jax.lax.axis_size(self.placement.rows) if self.placement.rows else 1
-        blocks, first = self.here * ways, axis_index(self.placement.rows) * self.here
+        blocks, first = self.shard_blocks * ways, axis_index(self.placement.rows) * self.shard_blocks
         request, place = distinct_keys(keys, assign_blocks(keys, blocks), blocks)
         with tag_comm("keys of tables"):
             everyone = all_gather(request.keys, token_axes(), 0)
         block = assign_blocks(everyone, blocks) - first
-        is_mine = (block >= 0) & (block < self.here)
-        mine, among = distinct_keys(everyone, jnp.where(is_mine, block, self.here), self.here)
-        return _Asked(self, mine, is_mine, among, place, request.keys.shape[0], first * self.ways)
+        is_mine = (block >= 0) & (block < self.shard_blocks)
+        mine, among = distinct_keys(everyone, jnp.where(is_mine, block, self.shard_blocks), self.shard_blocks)
+        return _KeyLookup(self, mine, is_mine, among, place, request.keys.shape[0], first * self.ways)
 
     def _rows_of(self, vocabulary: ShardVocabulary, mine: BlockKeys) -> Int[Array, " keys"]:
         """Return the row of each key in this shard; -1 for a key without a row."""
-        of_block = vocabulary.keys.reshape(self.here, self.ways, 2).at[mine.block].get(mode="clip")
-        same: Bool[Array, "keys way"] = (of_block == mine.keys[:, None]).all(axis=2) & (mine.block < self.here)[:, None]
+        of_block = vocabulary.keys.reshape(self.shard_blocks, self.ways, 2).at[mine.block].get(mode="clip")
+        same: Bool[Array, "keys way"] = (of_block == mine.keys[:, None]).all(axis=2) & (mine.block < self.shard_blocks)[
+            :, None
+        ]
         way = jnp.argmax(same, axis=1).astype(jnp.int32)
         return jnp.where(same.any(axis=1), mine.block * self.ways + way, NO_ROW)
 
 
-class _Asked(NamedTuple):
-    """Keys that all devices look up.
+class _KeyLookup(NamedTuple):
+    """Keys that devices look up, gathered on all devices.
 
     Attributes:
         mine: The distinct keys of this device's blocks.
         is_mine: Mask, over the keys of all devices, of those in this device's blocks.
-        among: Their indices in `mine`.
+        among: Index in `mine` of each of those keys.
         place: For each id that this device looks up, the index of its key among the device's distinct keys.
-        own: Number of keys sent by each device.
+        num_sent: Number of keys sent by each device.
         first: First row of this shard in the table.
     """
 
@@ -224,16 +226,16 @@ class _Asked(NamedTuple):
     is_mine: Bool[Array, " everyone"]
     among: Int[Array, " everyone"]
     place: Int[Array, " ids"]
-    own: int
+    num_sent: int
     first: Int[Array, ""]
 
-    def answers(self, rows: Int[Array, " keys"]) -> Int[Array, " ids"]:
+    def rows_of_ids(self, rows: Int[Array, " keys"]) -> Int[Array, " ids"]:
         """Return the row in the whole table for each id, from the rows in their owners' shards."""
         row = rows.at[self.among].get(mode="clip")
         # Count from 1: each key has one owner, and the other devices contribute 0 to the sum.
-        told = jnp.where(self.is_mine & (row >= 0), self.first + row + 1, 0)
+        global_rows = jnp.where(self.is_mine & (row >= 0), self.first + row + 1, 0)
         with tag_comm("rows of keys"):
-            told = all_reduce(told, self.blocks.placement.rows)
-        mine = jax.lax.dynamic_slice_in_dim(told, axis_index(token_axes()) * self.own, self.own)
-        found = mine.at[self.place].get(mode="fill", fill_value=0)
-        return found - 1
+            global_rows = all_reduce(global_rows, self.blocks.placement.rows)
+        mine = jax.lax.dynamic_slice_in_dim(global_rows, axis_index(token_axes()) * self.num_sent, self.num_sent)
+        rows_from_one = mine.at[self.place].get(mode="fill", fill_value=0)
+        return rows_from_one - 1

@@ -94,7 +94,8 @@ class Collective:
         return self.wire_bytes * self.times
 
     def total_wire_bytes_as(self, dtype: str) -> float:
-        """Return the same for one dtype alone, if operations on several dtypes were combined."""
+        """Return the bytes of one dtype that a device sends in one run of the program, if operations on several
+        dtypes were combined."""
         return self.total_wire_bytes * dict(self.shares).get(dtype, 0.0)
 
 
@@ -183,7 +184,7 @@ class _Reader:
 
         Args:
             times: Number of executions of the computation.
-            exact: True if that is certain.
+            exact: True if `times` is certain.
             where: Scope of the computation, for operations without one.
             open_ended: True if it is within a loop of unknown length.
         """
@@ -309,5 +310,5 @@ def _where(instruction: Instruction) -> str:
             part = wrapped.group(1)
         if not _NOISE.fullmatch(part):
             scopes.append(part)
-    words = [word for word, said in (("backward", backward), ("again", "rematted_computation" in path)) if said]
+    words = [word for word, is_set in (("backward", backward), ("again", "rematted_computation" in path)) if is_set]
     return " ".join(filter(None, ("/".join(scopes), f"({', '.join(words)})" if words else "")))

@@ -30,14 +30,14 @@ def read_groups(attributes: str, num_partitions: int) -> Groups:
     >>> read_groups("replica_groups=mesh['x'=2,'y'=2] {'y'}", 4)
     [(0, 1), (2, 3)]
     """
-    if found := _IOTA.search(attributes):
-        return [tuple(map(int, group)) for group in _tiles(found.group(1))]
-    if found := _MESH.search(attributes):
-        return _mesh_groups(*found.groups())
-    found = _EXPLICIT.search(attributes)
-    if found is None or not found.group(1):
+    if match := _IOTA.search(attributes):
+        return [tuple(map(int, group)) for group in _tiles(match.group(1))]
+    if match := _MESH.search(attributes):
+        return _mesh_groups(*match.groups())
+    match = _EXPLICIT.search(attributes)
+    if match is None or not match.group(1):
         return [tuple(range(num_partitions))]
-    return [tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", found.group(1))]
+    return [tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", match.group(1))]
 
 
 def _numbers(text: str) -> list[int]:
@@ -47,14 +47,14 @@ def _numbers(text: str) -> list[int]:
 def _tiles(text: str) -> np.ndarray:
     """Expand `[2,4]<=[4,2]T(1,0)`: count up in the shape [4,2], transpose, and reshape to [2,4];
     `[4,2]T(1,0)` omits the last."""
-    found = _TILES.search(text)
-    assert found is not None
-    shape = _numbers(found.group(1))
-    source = _numbers(found.group(2)) if found.group(2) else shape
+    match = _TILES.search(text)
+    assert match is not None
+    shape = _numbers(match.group(1))
+    source = _numbers(match.group(2)) if match.group(2) else shape
     numbers = np.arange(math.prod(shape)).reshape(source)
-    if found.group(3):
-        numbers = numbers.transpose(_numbers(found.group(3)))
-    return numbers.reshape(shape) if found.group(2) else numbers
+    if match.group(3):
+        numbers = numbers.transpose(_numbers(match.group(3)))
+    return numbers.reshape(shape) if match.group(2) else numbers
 
 
 def _mesh_groups(axes: str, device_ids: str | None, over: str) -> Groups:

@@ -102,7 +102,7 @@ class HloModule:
         """Parse a program's text.
 
         Raises:
-            ValueError: It has no entry computation.
+            ValueError: The program has no entry computation.
         """
         computations: dict[str, Computation] = {}
         current, entry = None, ""

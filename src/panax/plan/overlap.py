@@ -29,11 +29,11 @@ class OverlapReport:
     collective: Collective
     flops: float
 
-    def hidden_share(self, flops_per_second: float, bytes_per_second: float) -> float:
+    def hidden_bytes(self, flops_per_second: float, bytes_per_second: float) -> float:
         """Return the bytes of one execution that are sent during matrix multiplications, at these rates.
 
         >>> sent = Collective("all-reduce", ("replica",), "f32", 8, 100, 1, True, "", "a")
-        >>> OverlapReport(sent, 30.0).hidden_share(1.0, 2.0), OverlapReport(sent, 80.0).hidden_share(1.0, 2.0)
+        >>> OverlapReport(sent, 30.0).hidden_bytes(1.0, 2.0), OverlapReport(sent, 80.0).hidden_bytes(1.0, 2.0)
         (60.0, 100.0)
         """
         return min(float(self.collective.wire_bytes), self.flops / flops_per_second * bytes_per_second)
@@ -72,12 +72,12 @@ class _Counting:
         """Return the FLOPs between each collective's start and its done, by the name of the start."""
         instructions = list(computation.instructions.values())
         ends = {one.operands[0]: place for place, one in enumerate(instructions) if one.opcode.endswith("-done")}
-        found = {}
+        flops_by_start = {}
         for place, one in enumerate(instructions):
             if one.opcode.endswith("-start") and one.opcode.removesuffix("-start") in KINDS and one.name in ends:
                 meanwhile = instructions[place + 1 : ends[one.name]]
-                found[one.name] = sum((self.of_instruction(other, computation) for other in meanwhile), 0.0)
-        return found
+                flops_by_start[one.name] = sum((self.of_instruction(other, computation) for other in meanwhile), 0.0)
+        return flops_by_start
 
     def of_instruction(self, one: Instruction, computation: Computation) -> float:
         if one.opcode == "dot":

@@ -35,7 +35,7 @@ def plan_lines(plan: StepPlan, limit: int | None, name: str) -> list[str]:
     lines += ["communication  of one step, sent by each device", *(f"  {line}" for line in align_columns(rows, left=2))]
     if not all(collective.exact for collective in counted):
         lines.append("  ~ some are in a branch that may not be taken")
-    return [*lines, *_beside_lines(plan.overlap), *_exchange_lines(plan.collectives)]
+    return [*lines, *_overlap_lines(plan.overlap), *_exchange_lines(plan.collectives)]
 
 
 def walk_lines(cost: StepCost, limit: int | None) -> list[str]:
@@ -45,14 +45,14 @@ def walk_lines(cost: StepCost, limit: int | None) -> list[str]:
         limit: Memory of each device in bytes; None if unknown.
     """
     of = f" of {format_bytes(limit)}" if limit else ""
-    least = "at least " if cost.unknown else ""
+    prefix = "at least " if cost.unknown else ""
     lines = [
         f"traced         in {cost.seconds:.1f} s, before anything is compiled",
         f"estimate       about {format_bytes(cost.memory)}{of} on each device: {format_bytes(cost.arguments)} state and batch + "
         f"{format_bytes(cost.temporaries)} temporaries",
-        f"work           {least}{cost.work.flops:.3g} FLOPs of matrix multiplications in a step on each device",
+        f"work           {prefix}{cost.work.flops:.3g} FLOPs of matrix multiplications in a step on each device",
     ]
-    return [*lines, *_sent_lines(cost, "in one step"), *(f"  at least: {what} is not counted" for what in cost.unknown)]
+    return [*lines, *_sent_lines(cost, "in one step"), *(f"  at least: {name} is not counted" for name in cost.unknown)]
 
 
 def rare_lines(name: str, cost: StepCost, when: str) -> list[str]:
@@ -82,7 +82,7 @@ def _sent_lines(cost: StepCost, when: str) -> list[str]:
     return [f"sends          {when}, each device", *(f"  {line}" for line in align_columns(rows, left=3))]
 
 
-def _beside_lines(beside: Sequence[OverlapReport]) -> list[str]:
+def _overlap_lines(beside: Sequence[OverlapReport]) -> list[str]:
     """Format the overlap of communication with matrix multiplications in the schedule, by mesh axes."""
     rows = [("hidden over", "sent", "overlapped by matmuls", "of FLOPs")]
     for axes in dict.fromkeys(one.collective.axes for one in beside):
@@ -102,10 +102,10 @@ def _exchange_lines(collectives: Sequence[Collective]) -> list[str]:
     exchanges = [collective for collective in collectives if collective.kind == "ragged-all-to-all"]
     first = [collective for collective in exchanges if not collective.open_ended]
     if first:
-        axes, held = "·".join(first[0].axes), max(collective.buffer_bytes for collective in first)
+        axes, buffer_bytes = "·".join(first[0].axes), max(collective.buffer_bytes for collective in first)
         lines.append(
             f"expert exchange {format_bytes(sum(c.total_wire_bytes for c in first))} of these: rows to their experts over {axes} "
-            f"and back, at equal loads; buffers of {format_bytes(held)}"
+            f"and back, at equal loads; buffers of {format_bytes(buffer_bytes)}"
         )
     later = [collective for collective in collectives if collective.open_ended]
     if later:

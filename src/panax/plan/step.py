@@ -53,8 +53,8 @@ class StepPlan:
 
     Attributes:
         collectives: Its communication.
-        overlap: The same, with the matrix multiplications that overlap with each; empty if the schedule does
-            not show it.
+        overlap: The collectives with the matrix multiplications that overlap with each; empty if the schedule
+            does not show the overlap.
         memory: Memory on each device.
         compile_seconds: Time of tracing and compiling.
     """

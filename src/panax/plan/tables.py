@@ -32,11 +32,11 @@ class TableCost:
         placement: Its sharding.
         sizes: Mesh axis to size.
         ids: Number of row indices in a device's examples.
-        found: Number of distinct ones in a real batch, on the device with the most; None if only shapes are
-            known.
+        counted_rows: Number of distinct rows in a real batch, on the device with the most; None if only shapes
+            are known.
         means: True if its optimizer uses means of whole rows.
         table_bytes: Bytes of the table and its optimizer state, on a device.
-        told: If rows are assigned to keys, the axes along which all devices receive all keys; None if ids are
+        key_axes: If rows are assigned to keys, the mesh axes along which keys are all-gathered; None if ids are
             fixed.
     """
 
@@ -46,10 +46,10 @@ class TableCost:
     placement: TablePlacement
     sizes: Mapping[str, int]
     ids: int
-    found: int | None
+    counted_rows: int | None
     means: bool
     table_bytes: int
-    told: MeshAxes | None = None
+    key_axes: MeshAxes | None = None
 
     @property
     def distinct_rows(self) -> int:
@@ -58,13 +58,13 @@ class TableCost:
 
     @property
     def requested_rows(self) -> int:
-        """Return the maximum number of rows that it requests itself: devices that need the same rows request
-        a part each."""
+        """Return the maximum number of rows that a device requests: devices that need the same rows request a
+        part each."""
         return -(-self.distinct_rows // self._size(self.placement.request_axes))
 
     @property
     def is_dense(self) -> bool:
-        """Return True if all rows have gradients: no more than would be gathered."""
+        """Return True if gradients have all rows of the table, because these are no more than would be gathered."""
         return not self.placement.rows and self.rows <= self.ids * self._size(self.placement.reduce_axes)
 
     def sent_bytes(self) -> dict[tuple[CollectiveKind, MeshAxes], int]:
@@ -94,9 +94,9 @@ class TableCost:
             add("all-gather", lies.reduce_axes, met * self.distinct_rows * (row_bytes + INT32))
         if self.means:
             add("all-reduce", lies.columns, FLOAT32 * self.touched_rows)
-        if self.told is not None:
-            everyone = self.ids * self._size(self.told)
-            add("all-gather", self.told, KEY_BYTES * everyone)
+        if self.key_axes is not None:
+            everyone = self.ids * self._size(self.key_axes)
+            add("all-gather", self.key_axes, KEY_BYTES * everyone)
             # The owners of the rows, and how many were assigned, taken and shared.
             add("all-reduce", lies.rows, INT32 * (everyone + 3))
         return ledger
@@ -153,23 +153,25 @@ def table_costs(step: CompiledStep, batch: Mapping[str, Any]) -> list[TableCost]
         real, shapes = False, program.growing.shapes(shapes)
     with placement.activate():
         ways = math.prod(placement.sizes[axis] for axis in token_axes())
-        asked = jax.eval_shape(program.task.row_ids, shapes)
+        row_ids = jax.eval_shape(program.task.row_ids, shapes)
         grows = {each.table for each in program.task.growing}
         numbers = program.task.row_ids({k: jnp.asarray(v) for k, v in batch.items()}) if real else {}
         costs = []
         for name, axes in program.tables.axes.items():
             shape, one_device = named[name].shape, placement.devices.size == 1
             lies = TablePlacement((), (), (), ()) if one_device else TablePlacement.of(name, axes, placement)
-            kept = (program.abstract.tables or {}).get(name, {})
-            kept_places = (step.shardings.tables or {}).get(name, {})
-            held = [(named[name], places[name]), *((kept[kind], kept_places[kind]) for kind in kept)]
-            each = sum(math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf, place in held)
+            state = (program.abstract.tables or {}).get(name, {})
+            state_places = (step.shardings.tables or {}).get(name, {})
+            placed_leaves = [(named[name], places[name]), *((state[kind], state_places[kind]) for kind in state)]
+            each = sum(math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf, place in placed_leaves)
             max_distinct_rows = _most_distinct(np.asarray(numbers[name]), ways) if real else None
             means = program.tables.optimizer.takes_means and name in program.tables.trained
-            ids = math.prod(asked[name].shape) // ways
-            told = token_axes() if name in grows else None
+            ids = math.prod(row_ids[name].shape) // ways
+            key_axes = token_axes() if name in grows else None
             costs.append(
-                TableCost(name, shape[0], shape[1], lies, placement.sizes, ids, max_distinct_rows, means, each, told)
+                TableCost(
+                    name, shape[0], shape[1], lies, placement.sizes, ids, max_distinct_rows, means, each, key_axes
+                )
             )
     return costs
 
@@ -186,14 +188,14 @@ def table_lines(costs: list[TableCost]) -> list[str]:
     for cost in costs:
         where = "·".join(cost.placement.rows) or "every device"
         columns = f", columns over {'·'.join(cost.placement.columns)}" if cost.placement.columns else ""
-        seen = "" if cost.found is None else f", {cost.found:,} in the first batch"
-        ids = "ids" if cost.told is None else "keys, which rows are given out to,"
+        counted = "" if cost.counted_rows is None else f", {cost.counted_rows:,} in the first batch"
+        ids = "ids" if cost.key_axes is None else "keys, which rows are given out to,"
         sent = sum(cost.sent_bytes().values())
         lines += [
             f"table          {cost.name}: {cost.rows:,} rows x {cost.width} over {where}{columns}, "
             f"{format_bytes(cost.table_bytes)} with "
             f"its optimizer on each device",
-            f"               {cost.ids:,} {ids} a step on each, at most {cost.distinct_rows:,} distinct{seen}; sends up to "
+            f"               {cost.ids:,} {ids} a step on each, at most {cost.distinct_rows:,} distinct{counted}; sends up to "
             f"{format_bytes(sent)}",
         ]
     return lines

@@ -37,7 +37,7 @@ def record_passages() -> list[Passage]:
 
 
 def estimate_offset(passed: Sequence[Passage], reference: Sequence[Passage]) -> tuple[float, float]:
-    """Compute how far a clock is ahead of a reference, and the error of that, in seconds.
+    """Return (seconds by which a clock is ahead of a reference, error bound of that offset in seconds).
 
     >>> estimate_offset([(10.0, 10.2), (11.1, 11.3)], [(0.1, 0.2), (1.0, 1.2)])
     (10.0, 0.1)

@@ -38,7 +38,7 @@ _MEASURED_AS: Mapping[CollectiveKind, CollectiveKind] = {
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveUse:
-    """A kind of collective over some mesh axes that a run will use.
+    """A kind of collective over one or more mesh axes that a run will use.
 
     Attributes:
         sent_bytes: Approximate bytes sent by each device in one execution.
@@ -54,9 +54,9 @@ class CollectiveFigures:
     """Figures of one collective, as one process measured them.
 
     Attributes:
-        sent_bytes: Bytes sent by each device in a large one.
-        small_seconds: The fastest execution that sends next to nothing.
-        large_seconds: The fastest large one.
+        sent_bytes: Bytes sent by each device in a large collective.
+        small_seconds: Time of the fastest execution that sends almost nothing.
+        large_seconds: Time of the fastest large execution.
     """
 
     kind: CollectiveKind
@@ -70,12 +70,12 @@ class CollectiveFigures:
 def summarize_uses(traffic: Iterable[Traffic]) -> list[CollectiveUse]:
     """Return the collectives of a step, by kind and axes; the size is that of the messages that carry most of
     the bytes."""
-    found: dict[tuple[CollectiveKind, MeshAxes], list[Traffic]] = {}
+    groups: dict[tuple[CollectiveKind, MeshAxes], list[Traffic]] = {}
     for one in traffic:
-        found.setdefault((_MEASURED_AS.get(one.kind, one.kind), one.axes), []).append(one)
+        groups.setdefault((_MEASURED_AS.get(one.kind, one.kind), one.axes), []).append(one)
     return [
         CollectiveUse(kind, axes, max(parts, key=lambda part: part.wire_bytes).sent)
-        for (kind, axes), parts in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
+        for (kind, axes), parts in sorted(groups.items(), key=lambda item: (item[0][1], item[0][0]))
     ]
 
 
@@ -85,7 +85,7 @@ def default_uses(sizes: Mapping[str, int]) -> list[CollectiveUse]:
 
 
 def measure_collective(mesh: Mesh, use: CollectiveUse) -> CollectiveFigures:
-    """Time one kind of collective over some axes; all processes of the mesh call this together."""
+    """Time one kind of collective over its axes; all processes of the mesh call this together."""
     ways = math.prod(mesh.shape[axis] for axis in use.axes)
     platform = mesh.devices.flat[0].platform
     largest = min(max(use.sent_bytes, FIRST_BYTES), LARGEST_BYTES.get(platform, _LARGEST_ELSEWHERE))
@@ -150,8 +150,8 @@ def _elements(kind: CollectiveKind, ways: int, sent: int) -> int:
         return max(1, sent // 4)
     if kind == "all-gather":
         return max(1, sent // (4 * (ways - 1)))
-    whole = sent * ways // (ways - 1) // (2 if kind == "all-reduce" else 1)
-    return max(1, whole // (4 * ways)) * ways
+    elements = sent * ways // (ways - 1) // (2 if kind == "all-reduce" else 1)
+    return max(1, elements // (4 * ways)) * ways
 
 
 def _sent(kind: CollectiveKind, ways: int, block_bytes: int) -> int:

@@ -23,7 +23,7 @@ class CoreTimes:
     Attributes:
         busy: Time of all cores together, used by all programs; None if the system does not report it.
         stolen: Time that the hypervisor gave to other machines.
-        own: Time of this process.
+        own: CPU time of this process.
         programs: Process number to (name, seconds) of each visible process.
     """
 
@@ -43,8 +43,8 @@ class CoreUsage:
         machine: The kernel that counted; containers with different names may share one.
         seconds: Seconds between the moments.
         busy: Core-seconds of the host used by all programs; None if the system does not report it.
-        own: This process's part of that.
-        programs: The busiest ones (process number, name, seconds), at most ten.
+        own: Core-seconds used by this process.
+        programs: The busiest programs as (process number, name, seconds), at most ten.
     """
 
     pid: int
@@ -91,25 +91,25 @@ def measure_usage(before: CoreTimes, after: CoreTimes) -> CoreUsage:
     )
 
 
-def busy_cores(here: Sequence[CoreUsage]) -> tuple[float, str]:
-    """Return the cores of a machine that others used, and the programs that used most, each with its cores,
-    if visible.
+def busy_cores(usages: Sequence[CoreUsage]) -> tuple[float, str]:
+    """Return the number of a machine's cores that others used, and, as far as visible, the programs that used
+    most, each with its cores.
 
     Args:
-        here: Usage as seen by each of the job's processes on that machine.
+        usages: Usage as seen by each of the job's processes on that machine.
 
     >>> mine = CoreUsage(7, "a", 2.0, 4, 5.0, 0.0, 3.0, [(9, "backup", 1.8)])
     >>> busy_cores([mine])
     (1.0, 'backup (process 9): 0.9')
     """
-    known = [each for each in here if each.busy is not None and each.seconds > 0]
+    known = [each for each in usages if each.busy is not None and each.seconds > 0]
     if not known:
         return 0.0, ""
     # All measure at about the same time; the one that measured longest covers the others.
     widest = max(known, key=lambda each: each.seconds)
-    job_seconds = sum(each.own for each in here)
+    job_seconds = sum(each.own for each in usages)
     others = max(0.0, (widest.busy or 0.0) - job_seconds)
-    jobs = {each.pid for each in here}
+    jobs = {each.pid for each in usages}
     names = [
         f"{name} (process {pid}): {seconds / widest.seconds:.1f}"
         for pid, name, seconds in widest.programs
@@ -132,8 +132,8 @@ def _machine() -> str:
 
 
 def _busy_and_stolen() -> tuple[float | None, float]:
-    """Return seconds that all cores have worked, and that the hypervisor has taken; None if the system does
-    not report it."""
+    """Return (seconds that all cores have worked, or None if the system does not report them; seconds that the
+    hypervisor has taken)."""
     if not _STAT.exists():
         return None, 0.0
     numbers = [int(each) for each in _STAT.read_text(encoding="ascii").partition("\n")[0].split()[1:]]

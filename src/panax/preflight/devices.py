@@ -40,7 +40,7 @@ class DeviceFigures:
     """Figures of one device.
 
     Attributes:
-        index: JAX's number of it.
+        index: JAX's id of the device.
         matrix_flops: The highest rate, in FLOP/s.
         memory_bandwidth: The highest bandwidth, read and written, in bytes per second.
         slowest_ratio: Time of the slowest multiplication relative to the fastest.
@@ -87,19 +87,19 @@ def time_executions(program: Callable[..., Any], *arguments: Any, repeats: int =
     """Time several executions, after one that compiles and one that warms up."""
     for _ in range(2):
         jax.block_until_ready(program(*arguments))
-    found = []
+    seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
         jax.block_until_ready(program(*arguments))
-        found.append(time.perf_counter() - start)
-    return found
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def time_in_place(program: Callable[[jax.Array], jax.Array], x: jax.Array) -> list[float]:
-    """Time several executions like `time_executions`, each with the result of the one before."""
-    found = []
+    """Time several executions like `time_executions`, each with the result of the previous one."""
+    seconds = []
     for _ in range(2 + REPEATS):
         start = time.perf_counter()
         x = jax.block_until_ready(program(x))
-        found.append(time.perf_counter() - start)
-    return found[2:]
+        seconds.append(time.perf_counter() - start)
+    return seconds[2:]

@@ -1,4 +1,4 @@
-"""Write and read speed of a folder or a store. Its own files are removed again, and nothing else is."""
+"""Write and read speed of a folder or a store. Only files that the measurement writes are removed."""
 
 import contextlib
 import dataclasses
@@ -37,11 +37,11 @@ def measure_disk(place: str) -> DiskFigures:
     """Write a file durably, read it, and remove it: 4 MiB, then 64 MiB if that was fast.
 
     Args:
-        place: A folder, or a store's address. For a folder that does not exist, the nearest one above it that
-            does.
+        place: A folder, or a store's address. For a folder that does not exist, its nearest existing ancestor
+            is measured.
 
     Raises:
-        StoreError: It can't be written or read.
+        StoreError: The location can't be written or read.
     """
     address = place if "://" in place else str(_existing(expand_user(place)))
     store = open_store(address)
@@ -74,8 +74,8 @@ def _written_and_read(store: Store, place: str, size: int) -> DiskFigures:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that exists: the same disk, on which it would be
-    made."""
+    """Return the folder, or the nearest one above it that exists: the same disk, on which the folder would be
+    created."""
     folder = folder.absolute()
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent

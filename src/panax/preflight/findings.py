@@ -46,7 +46,7 @@ STOLEN_CORES, STOLEN_SHARE = 0.5, 1 / 32
 
 @dataclasses.dataclass(frozen=True)
 class HardwareFinding:
-    """A problem that was found.
+    """A problem of the hardware or its software, with advice.
 
     Attributes:
         kind: link, device, cores, clock, disk or version.
@@ -200,21 +200,21 @@ def find_slow_devices(profile: HardwareProfile) -> list[HardwareFinding]:
         others = [each for each in profile.devices if each is not device]
         flops = typical(each.matrix_flops for each in others)
         memory = typical(each.memory_bandwidth for each in others)
-        said = []
+        problems = []
         if flops is not None and device.matrix_flops * ratio < flops:
-            said.append(
+            problems.append(
                 f"multiplies matrices at {format_flop_rate(device.matrix_flops)}, where others reach {format_flop_rate(flops)}"
             )
         elif peak is not None and device.matrix_flops < PEAK_SHARE * peak:
             share = f"{device.matrix_flops / peak:.0%} of the {format_flop_rate(peak)} of its data sheet"
-            said.append(f"multiplies matrices at {format_flop_rate(device.matrix_flops)}, {share}")
+            problems.append(f"multiplies matrices at {format_flop_rate(device.matrix_flops)}, {share}")
         if memory is not None and device.memory_bandwidth * ratio < memory:
-            said.append(
+            problems.append(
                 f"copies memory at {format_rate(device.memory_bandwidth)}, where others reach {format_rate(memory)}"
             )
-        if said:
+        if problems:
             findings.append(
-                HardwareFinding("device", _device(profile, device), ", and ".join(said), _device_advice(profile))
+                HardwareFinding("device", _device(profile, device), ", and ".join(problems), _device_advice(profile))
             )
     return findings
 
@@ -232,14 +232,16 @@ def _device_advice(profile: HardwareProfile) -> str:
 
 def find_busy_hosts(profile: HardwareProfile) -> list[HardwareFinding]:
     """Find hosts with cores that others use."""
-    found, seen = [], set()
+    findings, reported_hosts = [], set()
     for each in profile.processes:
         limit = max(STOLEN_CORES, STOLEN_SHARE * each.cores)
-        if each.host not in seen and each.stolen_cores > limit:
-            said = f"other programs use {each.stolen_cores:.1f} of its {each.cores} cores: {each.stolen_by}"
-            found.append(HardwareFinding("cores", f"host {each.host}", said, "end them, or give the run its own cores"))
-        seen.add(each.host)
-    return found
+        if each.host not in reported_hosts and each.stolen_cores > limit:
+            problem = f"other programs use {each.stolen_cores:.1f} of its {each.cores} cores: {each.stolen_by}"
+            findings.append(
+                HardwareFinding("cores", f"host {each.host}", problem, "end them, or give the run its own cores")
+            )
+        reported_hosts.add(each.host)
+    return findings
 
 
 # --- disks, clocks, versions
@@ -250,20 +252,22 @@ def find_slow_disks(profile: HardwareProfile) -> list[HardwareFinding]:
     findings = []
     for disk in profile.disks:
         others = [each for each in profile.disks if each.place == disk.place and each is not disk]
-        said = []
+        problems = []
         for does, bandwidth, theirs in (
             ("writes", disk.write_bandwidth, typical(each.write_bandwidth for each in others)),
             ("reads", disk.read_bandwidth, typical(each.read_bandwidth for each in others)),
         ):
             if theirs is not None and bandwidth * DISK_RATIO < theirs:
-                said.append(f"{does} {format_rate(bandwidth)}, where other hosts reach {format_rate(theirs)}")
+                problems.append(f"{does} {format_rate(bandwidth)}, where other hosts reach {format_rate(theirs)}")
             elif bandwidth < LEAST_DISK:
-                said.append(
+                problems.append(
                     f"{does} {format_rate(bandwidth)}, below {format_rate(LEAST_DISK)}: {_time_of(disk, bandwidth)}"
                 )
-        if said:
+        if problems:
             advice = "see what else uses it (iostat -x), its quota and its mount, or keep checkpoints elsewhere"
-            findings.append(HardwareFinding("disk", f"{disk.place} on host {disk.host}", ", and ".join(said), advice))
+            findings.append(
+                HardwareFinding("disk", f"{disk.place} on host {disk.host}", ", and ".join(problems), advice)
+            )
     return findings
 
 
@@ -277,7 +281,7 @@ def find_clock_offsets(profile: HardwareProfile) -> list[HardwareFinding]:
     if len(offsets) < 2:
         return []
     middle = statistics.median(offsets.values())
-    findings, seen = [], set()
+    findings, reported = [], set()
     advice = (
         "have NTP or chrony set it (timedatectl, chronyc tracking): logs and signed requests to stores depend on it"
     )
@@ -286,18 +290,21 @@ def find_clock_offsets(profile: HardwareProfile) -> list[HardwareFinding]:
         apart = second.clock_offset_seconds - first.clock_offset_seconds
         if abs(apart) > CLOCK_SECONDS + second.clock_error_seconds:
             where = f"{process_name(profile, first.index)} and {process_name(profile, second.index)}"
-            said = f"the second one's clock is {_ahead(apart, second)} the first one's, and with two the correct one is unknown"
-            return [HardwareFinding("clock", where, said, advice)]
+            problem = (
+                f"the second one's clock is {_ahead(apart, second)} the first one's, and with two the correct one is "
+                f"unknown"
+            )
+            return [HardwareFinding("clock", where, problem, advice)]
         return []
     for each in profile.processes:
         off = each.clock_offset_seconds - middle
         if abs(off) > CLOCK_SECONDS + each.clock_error_seconds:
             # All processes of a host share its clock.
             key = (each.host, round(off / CLOCK_SECONDS))
-            if key not in seen:
-                said = f"its clock is {_ahead(off, each)} the others'"
-                findings.append(HardwareFinding("clock", process_name(profile, each.index), said, advice))
-            seen.add(key)
+            if key not in reported:
+                problem = f"its clock is {_ahead(off, each)} the others'"
+                findings.append(HardwareFinding("clock", process_name(profile, each.index), problem, advice))
+            reported.add(key)
     return findings
 
 
@@ -307,7 +314,7 @@ def _ahead(offset: float, facts: ProcessFacts) -> str:
 
 
 def find_version_mismatches(profile: HardwareProfile) -> list[HardwareFinding]:
-    """Find versions and settings that are not the same everywhere."""
+    """Find versions and settings that differ between processes."""
     findings = []
     names = dict.fromkeys(name for each in profile.processes for name in each.versions)
     for name in names:
@@ -317,8 +324,8 @@ def find_version_mismatches(profile: HardwareProfile) -> list[HardwareFinding]:
         majority, odd = find_outliers(values)
         advice = f"make {name} the same everywhere: results and speed may differ, or programs not fit each other"
         if majority is None:
-            said = "; ".join(f"{value} on {_several(profile, who)}" for value, who in odd.items())
-            findings.append(HardwareFinding("version", name, said, advice))
+            problem = "; ".join(f"{value} on {_several(profile, who)}" for value, who in odd.items())
+            findings.append(HardwareFinding("version", name, problem, advice))
         for value, who in odd.items() if majority is not None else ():
             findings.append(
                 HardwareFinding("version", _several(profile, who), f"{name} is {value}, elsewhere {majority}", advice)
@@ -327,5 +334,5 @@ def find_version_mismatches(profile: HardwareProfile) -> list[HardwareFinding]:
 
 
 def _several(profile: HardwareProfile, processes: Sequence[int]) -> str:
-    shown = ", ".join(process_name(profile, index) for index in processes[:4])
-    return shown if len(processes) <= 4 else f"{shown} and {len(processes) - 4} more"
+    names = ", ".join(process_name(profile, index) for index in processes[:4])
+    return names if len(processes) <= 4 else f"{names} and {len(processes) - 4} more"

@@ -35,7 +35,7 @@ SECONDS = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """One direction between two devices that are neighbors along some mesh axes, by their indices in the
+    """One direction between two devices that are neighbors along one or more mesh axes, by their indices in the
     mesh's order."""
 
     source: int
@@ -142,7 +142,7 @@ def measure_links(mesh: Mesh) -> list[LinkFigures]:
 
 
 def _timed(flat: Mesh, links: Sequence[Link], size: int) -> float | None:
-    """Return the seconds of the fastest exchange of the link that begins in this process, if any."""
+    """Return the seconds of the fastest exchange over the link that begins in this process; None if no link does."""
     program, x = exchange_program(flat, links, size)
     program(x).block_until_ready()
     best = math.inf

@@ -35,7 +35,7 @@ LogFn = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
+class _ProcessMeasurements:
     """Measurements of one process."""
 
     host: str
@@ -52,7 +52,7 @@ class _Found:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def of(cls, text: str) -> "_Found":
+    def of(cls, text: str) -> "_ProcessMeasurements":
         content = json_reader.parse(text, constants=True)
         return cls(
             host=content["host"],
@@ -70,8 +70,8 @@ class _Found:
 def measure(
     mesh: Mesh, uses: Sequence[CollectiveUse] | None, places: Sequence[str], version: str, say: LogFn
 ) -> tuple[HardwareProfile, list[HardwareFinding]]:
-    """Measure the devices of a mesh, the links between them, and some locations; every process of the job
-    calls this together.
+    """Measure the devices of a mesh, the links between them, and locations of files; all processes of the job
+    call it together.
 
     Args:
         uses: The collectives to measure; None for the usual ones.
@@ -92,10 +92,10 @@ def measure(
     say("devices")
     devices = [measure_device(device) for device in select_devices()]
     several = mesh.size > 1
-    wanted = list(default_uses(mesh.shape) if uses is None else uses) if several else []
+    measured_uses = list(default_uses(mesh.shape) if uses is None else uses) if several else []
     collectives, links = [], []
-    for number, use in enumerate(wanted):
-        say(f"{use.kind} over {'·'.join(use.axes)} ({number + 1} of {len(wanted)})")
+    for number, use in enumerate(measured_uses):
+        say(f"{use.kind} over {'·'.join(use.axes)} ({number + 1} of {len(measured_uses)})")
         collectives.append(measure_collective(mesh, use))
     if several:
         say("links")
@@ -110,8 +110,8 @@ def measure(
         except (StoreError, OSError) as error:
             # The others wait for this process's figures: an error here is a finding, too.
             unwritable.append((place, str(error)))
-    mine = _Found(host, passed, devices, collectives, links, disks, unwritable, used, versions)
-    by_process = [_Found.of(text) for text in gather_texts(mine.text())]
+    mine = _ProcessMeasurements(host, passed, devices, collectives, links, disks, unwritable, used, versions)
+    by_process = [_ProcessMeasurements.of(text) for text in gather_texts(mine.text())]
     profile = _profile(mesh, by_process, time.perf_counter() - start)
     broken = [
         HardwareFinding(
@@ -123,7 +123,7 @@ def measure(
     return profile, broken
 
 
-def _profile(mesh: Mesh, by_process: Sequence[_Found], seconds: float) -> HardwareProfile:
+def _profile(mesh: Mesh, by_process: Sequence[_ProcessMeasurements], seconds: float) -> HardwareProfile:
     first = mesh.devices.flat[0]
     return HardwareProfile(
         made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -155,7 +155,7 @@ def _profile(mesh: Mesh, by_process: Sequence[_Found], seconds: float) -> Hardwa
                 target=link.target,
                 sent_bytes=link.sent_bytes,
                 latency_seconds=link.small_seconds,
-                bandwidth=link.sent_bytes / _beyond(link.large_seconds, 2 * link.small_seconds),
+                bandwidth=link.sent_bytes / _transfer_seconds(link.large_seconds, 2 * link.small_seconds),
             )
             for each in by_process
             for link in each.links
@@ -175,16 +175,16 @@ def _collective(figures: CollectiveFigures) -> CollectiveRates:
         ways=figures.ways,
         sent_bytes=figures.sent_bytes,
         latency_seconds=figures.small_seconds,
-        bandwidth=figures.sent_bytes / _beyond(figures.large_seconds, figures.small_seconds),
+        bandwidth=figures.sent_bytes / _transfer_seconds(figures.large_seconds, figures.small_seconds),
     )
 
 
-def _beyond(large: float, small: float) -> float:
-    """Return the time for the bytes of a large message; at least half of it, if most is latency."""
+def _transfer_seconds(large: float, small: float) -> float:
+    """Return a large message's transfer time without latency, at least half of the measured time."""
     return max(large - small, large / 2)
 
 
-def _facts(by_process: Sequence[_Found], index: int) -> ProcessFacts:
+def _facts(by_process: Sequence[_ProcessMeasurements], index: int) -> ProcessFacts:
     mine = by_process[index]
     offset, error = estimate_offset(mine.passages, by_process[0].passages) if index else (0.0, 0.0)
     cores, by = busy_cores([each.usage for each in by_process if each.usage.machine == mine.usage.machine])

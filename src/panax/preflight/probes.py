@@ -38,7 +38,7 @@ class MatrixProbe:
         size = SIZES.get(devices[0].platform, _SIZE_ELSEWHERE)
         self.flops = 2.0 * size.rows**3 * size.chain
         a = jnp.full((size.rows, size.rows), 1 / size.rows, size.dtype)
-        self._given = [jax.device_put(a, device) for device in devices]
+        self._arguments = [jax.device_put(a, device) for device in devices]
 
         def multiplied(a: jax.Array) -> jax.Array:
             x = a
@@ -51,18 +51,18 @@ class MatrixProbe:
 
     def __call__(self) -> float:
         """Return the seconds of a multiplication on the slowest device, from one burst of them."""
-        found = 0.0
-        for a in self._given:
+        slowest = 0.0
+        for a in self._arguments:
             start = time.perf_counter()
             for _ in range(MATMULS_PER_BURST):
                 jax.block_until_ready(self._program(a))
-            found = max(found, (time.perf_counter() - start) / MATMULS_PER_BURST)
-        return found
+            slowest = max(slowest, (time.perf_counter() - start) / MATMULS_PER_BURST)
+        return slowest
 
 
 @dataclasses.dataclass(frozen=True)
 class AxisUse:
-    """The measurement of a mesh axis.
+    """The collective by which a mesh axis is measured.
 
     Attributes:
         expected_seconds: Expected time from a hardware profile; None without one.
@@ -78,10 +78,10 @@ def axis_uses(mesh: Mesh, profile: HardwareProfile | None) -> list[AxisUse]:
     sent = SENT_BYTES.get(mesh.devices.flat[0].platform, _SENT_ELSEWHERE)
     uses = []
     for axis in axes_across_processes(mesh):
-        known = {each.kind: each for each in profile.collectives if each.axes == (axis,)} if profile else {}
-        measured: list[CollectiveKind] = [kind for kind in DEFAULT_KINDS if known.get(kind) is not None]
+        rates_by_kind = {each.kind: each for each in profile.collectives if each.axes == (axis,)} if profile else {}
+        measured: list[CollectiveKind] = [kind for kind in DEFAULT_KINDS if rates_by_kind.get(kind) is not None]
         kind = measured[0] if measured else DEFAULT_KINDS[0]
-        rates = known.get(kind)
+        rates = rates_by_kind.get(kind)
         uses.append(AxisUse(axis, kind, None if rates is None else rates.latency_seconds + sent / rates.bandwidth))
     return uses
 
@@ -111,15 +111,15 @@ class AxisProbe:
     def __init__(self, mesh: Mesh, use: AxisUse):
         self.use = use
         sent = SENT_BYTES.get(mesh.devices.flat[0].platform, _SENT_ELSEWHERE)
-        self._program, self._given, self.sent_bytes = collective_program(
+        self._program, self._arguments, self.sent_bytes = collective_program(
             mesh, CollectiveUse(use.kind, (use.axis,), sent)
         )
         self()
 
     def __call__(self) -> float:
         """Return the seconds of the fastest execution."""
-        jax.block_until_ready(self._program(self._given))
-        return _fastest(self._program, self._given)
+        jax.block_until_ready(self._program(self._arguments))
+        return _fastest(self._program, self._arguments)
 
 
 class LinkProbe:
@@ -140,26 +140,26 @@ class LinkProbe:
         self()
 
     def __call__(self) -> dict[int, float]:
-        """Measure the seconds of a message from this process to each other; all processes of the mesh call
-        this together."""
-        found: dict[int, float] = {}
-        for target, program, given in self._rounds:
-            jax.block_until_ready(program(given))
-            seconds = _fastest(program, given)
+        """Measure the seconds of a message from this process to each of its neighbors; all processes of the
+        mesh call it together."""
+        seconds_by_process: dict[int, float] = {}
+        for target, program, argument in self._rounds:
+            jax.block_until_ready(program(argument))
+            seconds = _fastest(program, argument)
             if target is not None:
-                found[target] = seconds
-        return found
+                seconds_by_process[target] = seconds
+        return seconds_by_process
 
 
 def _is_mine(processes: Sequence[int], place: int) -> bool:
     return processes[place] == jax.process_index()
 
 
-def _fastest(program: Callable[[jax.Array], jax.Array], given: jax.Array) -> float:
+def _fastest(program: Callable[[jax.Array], jax.Array], argument: jax.Array) -> float:
     best = math.inf
     for _ in range(REPEATS):
         start = time.perf_counter()
-        jax.block_until_ready(program(given))
+        jax.block_until_ready(program(argument))
         best = min(best, time.perf_counter() - start)
     return best
 

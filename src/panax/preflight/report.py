@@ -43,12 +43,12 @@ class Preflight:
 
     def to_json(self) -> str:
         """Return findings and profile as JSON."""
-        found = [dataclasses.asdict(each) for each in self.findings]
-        whole = {"healthy": self.healthy, "findings": found, "kept": str(self.kept) if self.kept else None}
+        findings = [dataclasses.asdict(each) for each in self.findings]
+        content = {"healthy": self.healthy, "findings": findings, "kept": str(self.kept) if self.kept else None}
         if self.full is not None:
             parts = [dataclasses.asdict(each) | {"outcome": each.outcome.value} for each in self.full.parts]
-            whole |= {"full": dataclasses.asdict(self.full) | {"parts": parts}, "page": str(self.page)}
-        return json.dumps(whole | {"profile": json_reader.parse(self.profile.to_json(), constants=True)}, indent=1)
+            content |= {"full": dataclasses.asdict(self.full) | {"parts": parts}, "page": str(self.page)}
+        return json.dumps(content | {"profile": json_reader.parse(self.profile.to_json(), constants=True)}, indent=1)
 
     def save(self, path: str | Path) -> None:
         """Write the profile; see `HardwareProfile.save`."""
@@ -164,10 +164,10 @@ def _rest(profile: HardwareProfile) -> Iterator[str]:
     yield f"others         {busiest.stolen_cores:.2f} of {busiest.cores} cores are used by other programs{on}"
     versions = next(iter(profile.processes)).versions
     named = ("python", "panax", "jax", "jaxlib", "numpy", "driver")
-    said = ", ".join(f"{name} {versions[name]}" for name in named if name in versions)
+    version_list = ", ".join(f"{name} {versions[name]}" for name in named if name in versions)
     alike = all(each.versions == versions for each in profile.processes)
     several = len(profile.processes) > 1
-    yield f"versions       {said}{'' if not several else ', and all else alike' if alike else '; not alike, see below'}"
+    yield f"versions       {version_list}{'' if not several else ', and all else alike' if alike else '; not alike, see below'}"
 
 
 def _table(rows: Sequence[tuple[str, ...]], left: int, hidden: int) -> Iterator[str]:

@@ -55,22 +55,24 @@ def preset(
     say: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Experiment:
-    """An experiment with a published model, from scratch or from its released weights.
+    """Return an experiment with a published model, from scratch or from its released weights.
 
-    The settings are usual ones to begin with: AdamW, bfloat16 computation on float32 parameters, rows of up to 2,048 tokens, and
-    a tenth of the learning rate where `init` gives weights. Change them with `dataclasses.replace`, or by flags.
+    The settings are common defaults: AdamW, bfloat16 computation with float32 parameters, rows of up to 2,048
+    tokens, and a tenth of the learning rate if `init` names weights. Change them with `dataclasses.replace`, or
+    by flags.
 
     Args:
         name: As `panax recipes` lists it.
-        data: Paths, as `panax.data.make_corpus` takes them (of an image model one folder of images), or anything that
-            `Experiment.data` takes. None: to be given later; training without is an error.
-        init: As `Experiment.init` takes it. The tokenizer of `hf:DIR` is its tokenizer.json; without weights one is trained on
-            the data.
-        say: Takes a line on which tokenizer is used where that is not obvious; by default it is a warning.
+        data: Paths, as for `panax.data.make_corpus` (for an image model, one folder of images), or any value of
+            `Experiment.data`. None leaves the data open: it must be set before training.
+        init: As in `Experiment.init`. The tokenizer of `hf:DIR` is its tokenizer.json; without weights, a
+            tokenizer is trained on the data.
+        say: Called with a line about the tokenizer if the choice is not obvious; by default the line is a
+            warning.
         settings: Other fields of the experiment, such as `num_steps`.
 
     Raises:
-        RecipeError: There is no such preset, or a setting can't be used.
+        RecipeError: The preset does not exist, or a setting is invalid.
         DataError: A path can't be read.
     """
     if name not in PARAMETERS:
@@ -103,7 +105,7 @@ def _warned(line: str) -> None:
 
 
 def paths_of(data: Any) -> list[str | Path]:
-    """Return data as paths; none if it is anything else."""
+    """Return the paths in `data`; an empty list if it is something else."""
     if isinstance(data, str | Path):
         return [data]
     if isinstance(data, list | tuple) and data and all(isinstance(each, str | Path) for each in data):
@@ -113,14 +115,14 @@ def paths_of(data: Any) -> list[str | Path]:
 
 def _texts(name: str, init: str) -> dict[str, Any]:
     model = PRESETS[name]
-    tokenizer = _tokenizer_of(init) or BytePairTokenizer(vocab_size=min(VOCABULARY, model.vocab_size))
+    tokenizer = _find_tokenizer(init) or BytePairTokenizer(vocab_size=min(VOCABULARY, model.vocab_size))
     length = min(MOST_TOKENS, model.max_length)
     data = TextData(corpus=NoData(preset=name, kind="texts"), tokenizer=tokenizer, sequence_length=length)
     return {"task": DecoderTask(model=model, compute_dtype="bfloat16"), "data": data}
 
 
-def _tokenizer_of(init: str) -> PretrainedTokenizer | None:
-    """The tokenizer that lies with the weights; None where the run begins without weights."""
+def _find_tokenizer(init: str) -> PretrainedTokenizer | None:
+    """Return the tokenizer stored with the weights; None if the run begins without weights."""
     kind, _, where = init.partition(":")
     if not where:
         return None
@@ -128,13 +130,13 @@ def _tokenizer_of(init: str) -> PretrainedTokenizer | None:
         where = str(find_model(where).folder)
         file = expand_user(where) / TOKENIZER
         # A folder that is missing is another error, which is said where its weights are read.
-        there = file.is_file() or not file.parent.is_dir()
+        is_readable = file.is_file() or not file.parent.is_dir()
     else:
         checkpoint = next(find_checkpoints(where))
         entry = checkpoint.manifest.attachments.get(TOKENIZER)
-        there = entry is not None and not is_remote(checkpoint.url)
+        is_readable = entry is not None and not is_remote(checkpoint.url)
         file = Path(checkpoint.url, entry.file if entry is not None else TOKENIZER)
-    if not there:
+    if not is_readable:
         raise DataError(
             f"{redact_address(where)} has no {TOKENIZER} that can be read here, without which its weights mean nothing; put it "
             f"there, or write a recipe with PretrainedTokenizer(path=...)"

@@ -34,24 +34,24 @@ def released_model(
 ) -> Experiment:
     """Return an experiment that fine-tunes a released model, with its own tokenizer and chat template.
 
-    The settings are usual ones to begin with: AdamW with a peak rate of 2e-5 after 20 steps of warm-up, rows of up to 2,048
-    tokens, computation in bfloat16 where the devices have it. Change them with `dataclasses.replace`, or by flags. Adapters
-    have a peak rate of 2e-4.
+    The settings are common defaults: AdamW with a peak learning rate of 2e-5 (2e-4 for adapters) after 20 steps
+    of warm-up, rows of up to 2,048 tokens, and computation in bfloat16 if the devices have instructions for it.
+    Change them with `dataclasses.replace`, or by flags.
 
     Args:
         where: A folder in Hugging Face's layout, or `ORG/NAME[@REVISION]`: a model in the local cache of `huggingface_hub`,
             or one that this library downloads if installed. The experiment records the commit.
-        data: Paths, as `panax.data.make_corpus` takes them (conversations are rendered by the model's template), or anything
-            that `Experiment.data` takes. None: to be given later; training without is an error.
+        data: Paths, as for `panax.data.make_corpus` (conversations are rendered by the model's template), or
+            any value of `Experiment.data`. None leaves the data open: it must be set before training.
         lora: Rank of adapters beside all matrices of the layers, with a gain of 2, or their settings: they are trained, and
             the model is frozen; by a rank, in 4 bits if bitsandbytes has stored it in NF4. None: all of the model is trained.
-        say: Takes a line on the model that was found.
+        say: Called with a line about the model, if `where` does not identify it fully.
         settings: Other fields of the experiment, such as `num_steps`.
 
     Raises:
-        CheckpointError: There is no such model here, and it can't be downloaded.
-        RecipeError: Models of its family don't load; the message names the missing parts.
-        DataError: The model has no tokenizer that can be read, or a path can't be.
+        CheckpointError: The model is not on this machine, and can't be downloaded.
+        RecipeError: Models of this family can't be loaded; the message names the missing parts.
+        DataError: The model has no readable tokenizer, or a path can't be read.
     """
     model = find_model(str(where))
     config = config_from(model.folder)
@@ -89,7 +89,8 @@ def released_model(
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raise a DataError if a folder has no tokenizer.json; for other forms, the message has the conversion command."""
+    """Raise a DataError if a folder has no tokenizer.json; for other tokenizer files, the message contains the
+    conversion command."""
     if (folder / TOKENIZER).is_file():
         return
     other = next((file.name for pattern in OTHER_TOKENIZERS for file in sorted(folder.glob(pattern))), None)

@@ -17,7 +17,7 @@ class NoData(Validated):
     Attributes:
         preset: Name of the preset.
         kind: The data that it takes, as text.
-        function: The call that makes the experiment, if it is not `panax.preset`.
+        function: The call that creates the experiment, if it is not `panax.preset`.
     """
 
     preset: str
@@ -34,7 +34,8 @@ class NoData(Validated):
         raise self.missing_data_error()
 
     def fill(self, experiment: Experiment) -> Experiment:
-        """Return the experiment with blank data, to look at its step; one whose batches are known without data stays as it is."""
+        """Return the experiment with blank data, to inspect its step; unchanged if its batches are known
+        without data."""
         return experiment
 
     def missing_data_error(self) -> DataError:

@@ -43,9 +43,9 @@ def pause_comms(program: Program, placement: Placement, say: Callable[[str], Non
 def drop_comms(program: Program, say: Callable[[str], None]) -> Program:
     """Return the program with plain sums of gradients, and report the change."""
     comms = program.comms
-    asked = f"comms.local_steps={comms.local_steps}" if comms.local_steps > 1 else comms.active_setting
+    setting = f"comms.local_steps={comms.local_steps}" if comms.local_steps > 1 else comms.active_setting
     say(
-        f"{asked} pauses: of the job's processes {count_missing_processes()} are missing, and one replica is left. "
+        f"{setting} pauses: of the job's processes {count_missing_processes()} are missing, and one replica is left. "
         "Gradients are added "
         f"up in float32 in every step until they are back"
     )

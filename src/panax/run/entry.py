@@ -55,10 +55,10 @@ def fit(
     """Train an experiment, from the last checkpoint in its folder if that is of the same experiment.
 
     Args:
-        fresh: Train from step 0; files of an earlier run in the folder are set aside.
+        fresh: Train from step 0; files of an earlier run in the folder are archived in a subfolder.
         accept_changes: Resume from a run of other settings or data, with its state and today's settings.
         fast_dev_run: Two steps of everything, each with an evaluation and a checkpoint, in a folder that is
-            removed afterwards: does it run?
+            removed afterwards, as a test of the experiment.
         quiet: Show nothing. By default a terminal shows a bar and lines, a notebook a line that changes.
         say: Called with each message for the user, a line at a time; nothing else is shown. It is called by a
             separate reporting thread.
@@ -173,7 +173,7 @@ def open_run(
             checkpoints = CheckpointSchedule(experiment.checkpoint, checkpointer, memory, start.stored_step)
             run_id = checkpointer.run_name()
             with contextlib.closing(
-                RunReporter(prepared, start.step, trackers, said, ledger, told=told, run_id=run_id)
+                RunReporter(prepared, start.step, trackers, said, ledger, messages=told, run_id=run_id)
             ) as report:
                 rollback = RollbackController(prepared, start, checkpointer, memory, checkpoints, report, said)
                 verifier = SdcVerifier(prepared, report, rollback, said)
@@ -213,8 +213,8 @@ def check_experiment(experiment: Any, function: str) -> None:
     """Check that `experiment` is an `Experiment` with data; errors name the function that was called.
 
     Raises:
-        RecipeError: It is something else.
-        DataError: It has no data yet.
+        RecipeError: `experiment` is something else.
+        DataError: The experiment has no data yet.
     """
     if not isinstance(experiment, Experiment):
         call = f": call it, {function}({experiment.__name__}())" if inspect.isfunction(experiment) else ""

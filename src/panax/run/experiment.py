@@ -46,7 +46,7 @@ class RollbackConfig(Validated):
     Attributes:
         after: Number of skipped updates in a row after which the run rolls back; fewer than
             `step.max_skipped`. 0: never.
-        most: Maximum number of rollbacks; then `step.max_skipped` ends the run.
+        max_rollbacks: Maximum number of rollbacks; then `step.max_skipped` ends the run.
     """
 
     after: int = 0
@@ -64,8 +64,8 @@ class VerifyConfig(Validated):
     """Repetition of steps on other devices, to find silent data corruption.
 
     Attributes:
-        every: Steps between two that are checked; the first step after a start is checked as well. 0: never.
-        most: Maximum number of rollbacks from corrupted steps; the next corrupted step ends the run.
+        every: Steps between two checked steps; the first step after a start is checked as well. 0: never.
+        max_rollbacks: Maximum number of rollbacks from corrupted steps; the next corrupted step ends the run.
     """
 
     every: int = 0

@@ -35,8 +35,8 @@ def prefetch_to_device(
     position: Position | None = None,
     *,
     max_batches: int | None = None,
-    drawn: int = 0,
-    left_out: Collection[int] = (),
+    num_drawn: int = 0,
+    skipped: Collection[int] = (),
     evaluates: bool = False,
 ) -> PrefetchIterator[DeviceBatch]:
     """Iterate over a source's batches, each already on its way to the devices when it is requested.
@@ -46,8 +46,8 @@ def prefetch_to_device(
     Args:
         position: Where to resume; None: from the beginning.
         max_batches: Maximum number of batches; None: all.
-        drawn: Number of batches before `position`.
-        left_out: Numbers of batches that are read but skipped.
+        num_drawn: Number of batches before `position`.
+        skipped: Numbers of batches that are read but not sent.
         evaluates: The data is finite and its last batch may be short: one that the mesh can't hold is skipped
             with a warning.
 
@@ -60,41 +60,45 @@ def prefetch_to_device(
         and isinstance(source.source, RowSource)
         and step.held_rows(source.source.batch_size) is not None
     ):
-        batches = _by_stage(source, step, position)
+        batches = _read_ramp(source, step, position)
     else:
-        batches = _of_size(source, step, position)
+        batches = _read_batches(source, step, position)
     # Other sources may reuse the same memory, so that the step has to copy.
     put = functools.partial(step.put, owned=True) if getattr(source, "owns_memory", False) else step.put
     limited_batches = islice(batches, max_batches)
-    sent = _sent_to_evaluate(limited_batches, put) if evaluates else _sent(limited_batches, put, drawn, left_out)
+    sent = (
+        _send_evaluation_batches(limited_batches, put)
+        if evaluates
+        else _send_batches(limited_batches, put, num_drawn, skipped)
+    )
     return PrefetchIterator(sent, PREFETCH_BATCHES)
 
 
-class _Drawn(NamedTuple):
-    """A batch, the source's position after it, and the rows of a global batch that it holds; None: all."""
+class _SourceBatch(NamedTuple):
+    """A batch, the source's position after it, and the rows of a global batch that it holds; None for all rows."""
 
     batch: Mapping[str, np.ndarray]
     position: Position
     held: HeldRows | None
 
 
-def _of_size(source: Source, step: Sender, position: Position | None) -> Iterator[_Drawn]:
+def _read_batches(source: Source, step: Sender, position: Position | None) -> Iterator[_SourceBatch]:
     """Iterate over the batches of a source; of a `RowSource`, over this process's rows, of one size."""
     source = pad_batches(source, step.row_multiple)
-    held = step.held_rows(source.batch_size) if isinstance(source, RowSource) else None
-    if held is None:
+    held_rows = step.held_rows(source.batch_size) if isinstance(source, RowSource) else None
+    if held_rows is None:
         batches = source.batches(position)
     else:
         assert isinstance(source, RowSource)
-        batches = source.batches_of(held.rows, position)
-    return (_Drawn(batch, after, held) for batch, after in batches)
+        batches = source.batches_of(held_rows.rows, position)
+    return (_SourceBatch(batch, after, held_rows) for batch, after in batches)
 
 
-def _by_stage(source: RampedSource, step: Sender, position: Position | None) -> Iterator[_Drawn]:
-    """Iterate over the batches of a ramp, of which this process holds other rows when the size changes."""
-    first = _of_size(source.next_stage(position), step, position)
+def _read_ramp(source: RampedSource, step: Sender, position: Position | None) -> Iterator[_SourceBatch]:
+    """Iterate over the batches of a ramp; the rows that this process holds change with the batch size."""
+    first = _read_batches(source.next_stage(position), step, position)
 
-    def chained(stage: Iterator[_Drawn], at: Position | None) -> Iterator[_Drawn]:
+    def chained(stage: Iterator[_SourceBatch], at: Position | None) -> Iterator[_SourceBatch]:
         while True:
             parts = source.parts_at(at)
             for each in stage:
@@ -103,26 +107,28 @@ def _by_stage(source: RampedSource, step: Sender, position: Position | None) -> 
             # A stage that had all its steps is followed by larger batches; otherwise the data has ended.
             if source.parts_at(at) == parts:
                 return
-            stage = _of_size(source.next_stage(at), step, at)
+            stage = _read_batches(source.next_stage(at), step, at)
 
     return chained(first, position)
 
 
-def _sent(
-    batches: Iterator[_Drawn], put: Callable[..., dict[str, jax.Array]], drawn: int, left_out: Collection[int]
+def _send_batches(
+    batches: Iterator[_SourceBatch], put: Callable[..., dict[str, jax.Array]], num_drawn: int, skipped: Collection[int]
 ) -> Iterator[DeviceBatch]:
-    for number, (batch, position, held) in enumerate(batches, start=drawn + 1):
-        if number not in left_out:
-            yield DeviceBatch(put(batch, held), position, number)
+    for number, (batch, position, held_rows) in enumerate(batches, start=num_drawn + 1):
+        if number not in skipped:
+            yield DeviceBatch(put(batch, held_rows), position, number)
 
 
-def _sent_to_evaluate(batches: Iterator[_Drawn], put: Callable[..., dict[str, jax.Array]]) -> Iterator[DeviceBatch]:
+def _send_evaluation_batches(
+    batches: Iterator[_SourceBatch], put: Callable[..., dict[str, jax.Array]]
+) -> Iterator[DeviceBatch]:
     """Send the batches of an evaluation; skip a last one that is too short for the mesh, with a warning."""
     usual = counted = 0
-    for number, (batch, position, held) in enumerate(batches, start=1):
+    for number, (batch, position, held_rows) in enumerate(batches, start=1):
         rows = len(next(iter(batch.values())))
         try:
-            sent = put(batch, held)
+            sent = put(batch, held_rows)
         except LayoutError as error:
             if rows >= usual:
                 raise

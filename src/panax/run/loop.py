@@ -79,8 +79,8 @@ class Run:
         self._interrupt, self._island = recovery.interrupt, recovery.island
         self._probing = HardwareProbe(prepared, report)
         self._stopped, self._failed = "", False
-        self._hooked = HookRunner(self.experiment.hooks)
-        self._checkpoints.hook_state = lambda: self._hooked.collect_state(self)
+        self._hook_runner = HookRunner(self.experiment.hooks)
+        self._checkpoints.hook_state = lambda: self._hook_runner.collect_state(self)
         self._begin(start)
 
     @property
@@ -88,16 +88,16 @@ class Run:
         return self.prepared.experiment
 
     def _begin(self, start: RunStart) -> None:
-        """Continue from a state, with the hooks as they were then."""
+        """Continue from a start, with the hooks in its state."""
         self.state, self.step = start.state, start.step
         self._position = self._drawn = start.position
         self._number = start.progress.drawn
         self._evaluation: Mapping[str, float] = {}
         self._goes_back = False
         self._checkpoints.begin(start.best)
-        self._hooked.begin(self, start.hooks)
-        if self._hooked:
-            self._take_wishes(self._hooked.wishes.all_reduce())
+        self._hook_runner.begin(self, start.hooks)
+        if self._hook_runner:
+            self._take_requests(self._hook_runner.requests.all_reduce())
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """Yield the batches of the remaining steps; `after_step` is to be called after each.
@@ -109,7 +109,7 @@ class Run:
             self._report.ledger.begin_steps(self.step)
             yield from self._batches()
             if self._is_behind:
-                self._begin(self._caught_up())
+                self._begin(self._catch_up())
                 continue
             if self.step == self.experiment.num_steps and not (self._stopped or self._failed or self._goes_back):
                 self._report.flush()
@@ -123,25 +123,27 @@ class Run:
     def _batches(self) -> Iterator[dict[str, jax.Array]]:
         """Yield the batches up to the end, or to a rollback."""
         report, interrupt, sender, first = self._report, self._interrupt, self.prepared.step, self.step
-        left_out = self._rollback.skipped_batches
+        skipped = self._rollback.skipped_batches
         with contextlib.closing(
-            prefetch_to_device(self.prepared.data.train, sender, self._position, drawn=self._number, left_out=left_out)
+            prefetch_to_device(
+                self.prepared.data.train, sender, self._position, num_drawn=self._number, skipped=skipped
+            )
         ) as batches:
             batches.should_stop = interrupt.should_abandon_wait
             while not (self._ended or self._goes_back or self._is_behind or interrupt.should_stop()):
                 report.before_step(self.step)
                 late = report.measure_data_wait() if batches.is_late else contextlib.nullcontext()
-                with report.clock.measure("data_stall"), late, self._saved_first("the data"):
-                    drawn = next(batches, None)
-                    if drawn is None and interrupt.should_abandon_wait():
+                with report.clock.measure("data_stall"), late, self._save_on_error("the data"):
+                    item = next(batches, None)
+                    if item is None and interrupt.should_abandon_wait():
                         return
-                    if drawn is None:
+                    if item is None:
                         raise DataError(
                             f"the data ended after {self.step} of {self.experiment.num_steps} steps"
-                            + (f", with {len(left_out)} batches skipped" if left_out else "")
+                            + (f", with {len(skipped)} batches skipped" if skipped else "")
                             + "; provide more data or lower num_steps"
                         )
-                self.batch, self._drawn, self._number = drawn
+                self.batch, self._drawn, self._number = item
                 if (before := self.step) == first:
                     train = self.prepared.data.train
                     parts = train.parts_at(self._position) if isinstance(train, RampedSource) else 1
@@ -151,12 +153,12 @@ class Run:
                     raise RecipeError("call run.after_step(scalars) once for each batch of `for batch in run`")
 
     @contextlib.contextmanager
-    def _saved_first(self, what: str) -> Iterator[None]:
+    def _save_on_error(self, source: str) -> Iterator[None]:
         """Save, then re-raise, if a data loader, its worker or held-out data raises inside, `sys.exit`
         included.
 
-        With many processes another one may not have failed, and would not enter the save's collectives: the
-        last checkpoint has to do then. A second Ctrl-C ends the run at once.
+        With many processes another one may not have failed, and would not enter the save's collectives: then
+        the last checkpoint is all that remains. A second Ctrl-C ends the run at once.
         """
         try:
             yield
@@ -167,19 +169,19 @@ class Run:
                 and self._checkpoints.stored_step != self.step
                 and not self._goes_back
             ):
-                self._save_before(error, what)
+                self._save_before(error, source)
             raise
 
-    def _save_before(self, error: BaseException, what: str) -> None:
+    def _save_before(self, error: BaseException, source: str) -> None:
         try:
             self._report.flush()
             if self._rollback.wait_for_devices():
                 saved = self._checkpoints.at_end(self.state, self.step, self._position, self._evaluation)
-                self.say(f"{what} raised {type(error).__name__}; step {self.step} is saved: {saved}")
+                self.say(f"{source} raised {type(error).__name__}; step {self.step} is saved: {saved}")
         except Exception as further:
             # The first error is the one to show.
             self.say(
-                f"warning: {what} raised {type(error).__name__}, and step {self.step} could not be saved: {further}"
+                f"warning: {source} raised {type(error).__name__}, and step {self.step} could not be saved: {further}"
             )
 
     def take_step(self, batch: Mapping[str, jax.Array]) -> Scalars:
@@ -211,21 +213,23 @@ class Run:
             if self._is_behind:
                 return
         self._probing.after_step(self.step)
-        wishes = self._called("after_step", is_step_due(self.experiment.log_every, self.step))
-        if (is_step_due(self.experiment.evaluate.every, self.step) or wishes.evaluate) and not self._ended:
-            with self._saved_first("the evaluation"):
-                wishes.save |= self._judge().save
+        requests = self._call_hooks("after_step", is_step_due(self.experiment.log_every, self.step))
+        if (is_step_due(self.experiment.evaluate.every, self.step) or requests.evaluate) and not self._ended:
+            with self._save_on_error("the evaluation"):
+                requests.save |= self._evaluate().save
             # Before another step overwrites the parameters that were evaluated.
-            wishes.save |= self._checkpoints.record_evaluation(self.step, self._evaluation)
+            requests.save |= self._checkpoints.record_evaluation(self.step, self._evaluation)
         if (
             not self._ended
-            and self._checkpoints.is_due(self.step, asked=wishes.save)
+            and self._checkpoints.is_due(self.step, requested=requests.save)
             and self._rollback.wait_for_devices()
         ):
             # Only a sound state is saved: the step's scalars are read and checked first.
             self._report.flush()
             with self._report.clock.measure("save"), self._report.ledger.measure("checkpoint wait"):
-                self._checkpoints.after_step(self.state, self.step, self._position, self._evaluation, asked=wishes.save)
+                self._checkpoints.after_step(
+                    self.state, self.step, self._position, self._evaluation, requested=requests.save
+                )
             self._report.ledger.record_step(self.step, saved=True)
 
     def finish(self) -> Result:
@@ -236,7 +240,7 @@ class Run:
             self._begin(self._rollback.roll_back(self.step))
         self._report.flush()
         if (self._stopped or self.step == self.experiment.num_steps) and not self._failed and not self._evaluation:
-            self._judge_at_end()
+            self._evaluate_at_end()
         self._checkpoints.record_evaluation(self.step, self._evaluation)
         ledger = self._report.ledger
         ledger.record_step(self.step)
@@ -245,16 +249,16 @@ class Run:
         if (line := self._checkpoints.describe_lost_best()) is not None:
             self.say(line)
         ledger.switch("start")
-        self._hooked.call("at_end", self)
+        self._hook_runner.call("at_end", self)
         self._report.record_data_usage(self.step, self._position)
-        self._hooked.raise_failure(checkpoint, self._failed)
+        self._hook_runner.raise_failure(checkpoint, self._failed)
         # With all its steps a run is done, whatever was requested meanwhile.
         stopped, signal = "", None
         if self.step < self.experiment.num_steps:
             stopped = self._stopped
             signal = None if self._interrupt.signal is None else self._interrupt.signal.name
-        left = f"stopped by {signal}" if signal else f"stopped: {stopped or 'the loop was left'}"
-        self._report.end(self.step, "done" if self.step == self.experiment.num_steps else left)
+        reason = f"stopped by {signal}" if signal else f"stopped: {stopped or 'the loop was left'}"
+        self._report.end(self.step, "done" if self.step == self.experiment.num_steps else reason)
         self.result = Result(self.prepared, self.state, self.step, self._evaluation, checkpoint, signal, stopped)
         return self.result
 
@@ -263,43 +267,43 @@ class Run:
         """Return True if the other islands have met without this one, which joins them at a later step."""
         return self._island is not None and self._island.ahead is not None
 
-    def _caught_up(self) -> RunStart:
+    def _catch_up(self) -> RunStart:
         assert self._island is not None
         self._report.flush()
-        here = RunStart(
+        own_start = RunStart(
             self.state,
             self.step,
             self._position,
             self._checkpoints.stored_step,
-            self._hooked.collect_state(self),
-            self._rollback.drawn,
+            self._hook_runner.collect_state(self),
+            self._rollback.progress,
             best=self._checkpoints.best,
         )
-        start = self._island.catch_up(self.state, here, self._rollback.skipped_batches)
-        self._rollback.drawn = start.progress
+        start = self._island.catch_up(self.state, own_start, self._rollback.skipped_batches)
+        self._rollback.progress = start.progress
         return start
 
     @property
     def _ended(self) -> bool:
         return self.step >= self.experiment.num_steps or bool(self._stopped) or self._failed
 
-    def _called(self, method: str, agree: bool, *arguments: Any) -> HookRequests:
+    def _call_hooks(self, method: str, agree: bool, *arguments: Any) -> HookRequests:
         """Call the hooks, and act on their requests; with many processes, only at steps at which all of them
         agree on these."""
-        if not self._hooked:
+        if not self._hook_runner:
             return HookRequests()
         with self._report.clock.measure("hooks"):
-            self._hooked.call(method, self, *arguments)
+            self._hook_runner.call(method, self, *arguments)
             if jax.process_count() > 1 and not agree:
                 return HookRequests()
-            return self._take_wishes(self._hooked.wishes.all_reduce())
+            return self._take_requests(self._hook_runner.requests.all_reduce())
 
-    def _take_wishes(self, wishes: HookRequests) -> HookRequests:
-        self._hooked.wishes = HookRequests()
-        self._stopped, self._failed = self._stopped or wishes.stop, self._failed or wishes.failed
-        return wishes
+    def _take_requests(self, requests: HookRequests) -> HookRequests:
+        self._hook_runner.requests = HookRequests()
+        self._stopped, self._failed = self._stopped or requests.stop, self._failed or requests.failed
+        return requests
 
-    def _judge(self) -> HookRequests:
+    def _evaluate(self) -> HookRequests:
         self._report.flush()
         with self._report.ledger.measure("evaluation"):
             self._evaluation = evaluate_held_out(
@@ -308,13 +312,13 @@ class Run:
             if not self._evaluation and self._interrupt.signal is not None:
                 self.say(f"the evaluation of step {self.step} is abandoned: {self._interrupt.signal.name} received")
             self._report.record_compilation()
-            return self._called("after_evaluation", True, self._evaluation) if self._evaluation else HookRequests()
+            return self._call_hooks("after_evaluation", True, self._evaluation) if self._evaluation else HookRequests()
 
-    def _judge_at_end(self) -> None:
+    def _evaluate_at_end(self) -> None:
         """Evaluate the last state; if that fails, save it first: the steps since the last save are not lost
         with it."""
         try:
-            self._judge()
+            self._evaluate()
         except Exception as error:
             # With many processes another one may not have failed, and would not enter the save's collectives.
             if jax.process_count() == 1 or isinstance(error, LayoutError):
@@ -342,10 +346,10 @@ class Run:
         return self._report.values
 
     def log(self, values: Mapping[str, float]) -> None:
-        if taken := RESERVED_NAMES & values.keys():
+        if reserved := RESERVED_NAMES & values.keys():
             raise RecipeError(
-                f"run.log: {', '.join(sorted(taken))} is reserved for the log's step; use another "
-                f"name, such as mine/{min(taken)}"
+                f"run.log: {', '.join(sorted(reserved))} is reserved for the log's step; use another "
+                f"name, such as mine/{min(reserved)}"
             )
         self._report.trackers.record(self.step, {name: float(value) for name, value in values.items()})
 
@@ -370,17 +374,17 @@ class Run:
         return weight_histograms(self.prepared.step, self.state, self.batch)
 
     def evaluate(self) -> None:
-        self._hooked.wishes.evaluate = True
+        self._hook_runner.requests.evaluate = True
 
     def save(self) -> None:
-        self._hooked.wishes.save = True
+        self._hook_runner.requests.save = True
 
     def stop(self, reason: str) -> None:
-        self._hooked.wishes.stop = self._hooked.wishes.stop or reason or "a hook"
+        self._hook_runner.requests.stop = self._hook_runner.requests.stop or reason or "a hook"
 
 
-class _Left(Exception):
-    """An evaluation that is cut short, since the run is to stop."""
+class _EvaluationStopped(Exception):
+    """Exception that cuts an evaluation short, because the run is to stop."""
 
 
 def evaluate_held_out(
@@ -388,12 +392,12 @@ def evaluate_held_out(
     state: TrainState,
     number: int,
     report: RunReporter,
-    stops: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Mapping[str, float]:
     """Evaluate on the held-out data; empty without any, or if the run is to stop meanwhile.
 
     Args:
-        stops: Called before each batch, by every process of the job: returns True if the run is to stop.
+        should_stop: Called before each batch, by every process of the job: returns True if the run is to stop.
     """
     if prepared.data.held_out is None:
         return {}
@@ -403,8 +407,10 @@ def evaluate_held_out(
         prefetch_to_device(prepared.data.held_out, prepared.step, max_batches=max_batches, evaluates=True)
     ) as batches:
         try:
-            evaluation = prepared.data.add_bits_per_byte(evaluate_sent(prepared.step, state, _followed(batches, stops)))
-        except _Left:
+            evaluation = prepared.data.add_bits_per_byte(
+                evaluate_sent(prepared.step, state, _followed(batches, should_stop))
+            )
+        except _EvaluationStopped:
             return {}
     if not evaluation:
         report.record_missing_evaluation(number)
@@ -413,9 +419,9 @@ def evaluate_held_out(
     return evaluation
 
 
-def _followed(batches: Iterable[DeviceBatch], stops: Callable[[], bool]) -> Iterator[dict[str, jax.Array]]:
+def _followed(batches: Iterable[DeviceBatch], should_stop: Callable[[], bool]) -> Iterator[dict[str, jax.Array]]:
     for batch, _, _ in batches:
         heartbeat().report_alive()
-        if stops():
-            raise _Left
+        if should_stop():
+            raise _EvaluationStopped
         yield batch

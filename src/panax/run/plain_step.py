@@ -47,7 +47,7 @@ class PlainStep:
 
         Raises:
             TrainingError: The batch has another shape than the first one.
-            DataError: The step before found its batch to be invalid, and was not applied; see `raise_faults`.
+            DataError: The previous step found its batch to be invalid, and was not applied; see `raise_faults`.
         """
         sent = self.compiled.put(self._own(batch), owned=True)
         state, scalars = self.compiled(state, sent)
@@ -78,7 +78,7 @@ class PlainStep:
             check_finite_update(number, scalars)
 
     def evaluate(self, state: TrainState, batches: Iterable[Any]) -> dict[str, float]:
-        """Compute losses and metrics over all `batches`, merged as sums and divided once; the state stays."""
+        """Compute losses and metrics over all `batches`, merged as sums and divided once; the state is not changed."""
         self.raise_faults()
         sent = (self.compiled.put(self._own(batch), owned=True) for batch in batches)
         return evaluate_sent(self.compiled, state, sent)

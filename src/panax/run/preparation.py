@@ -57,10 +57,10 @@ class PreparedRun:
 
 
 def open_data(experiment: Experiment, say: LogFn) -> OpenedData:
-    """Open the experiment's data, in whatever form it was given.
+    """Open the experiment's data, in any form that `Experiment.data` accepts.
 
     Raises:
-        DataError: It can't be read, or is empty.
+        DataError: The data can't be read, or is empty.
     """
     opened = _opened(experiment, say)
     held_out = None if opened.held_out is None else convert_batches(opened.held_out, experiment.task)
@@ -85,9 +85,9 @@ def _opened(experiment: Experiment, say: LogFn) -> OpenedData:
         return _with_held_out(training_data, experiment, say)
     if isinstance(data, TextData):
 
-        def progress(what: str, documents: int, tokens: int) -> None:
+        def progress(action: str, documents: int, tokens: int) -> None:
             heartbeat().report_progress("prepare")
-            say(f"{what}: {documents:,} documents" + (f", {tokens:,} tokens" if tokens else ""))
+            say(f"{action}: {documents:,} documents" + (f", {tokens:,} tokens" if tokens else ""))
 
         opened = data.open(progress=progress)
         for note in (*opened.notes, *opened.account):
@@ -217,7 +217,7 @@ def scale_learning_rate(experiment: Experiment, shapes: Callable[[], Mapping[str
         shapes: Returns the shapes of a batch; not called without a rule.
     """
     changed: dict[str, Any] = {}
-    for name, what in (("optimizer", "learning rate"), ("embedding_optimizer", "of tables")):
+    for name, subject in (("optimizer", "learning rate"), ("embedding_optimizer", "of tables")):
         optimizer = getattr(experiment, name)
         if optimizer is None or not isinstance(schedule := optimizer.schedule, Schedule) or schedule.base_batch is None:
             continue
@@ -225,7 +225,7 @@ def scale_learning_rate(experiment: Experiment, shapes: Callable[[], Mapping[str
         chosen = schedule.scale_to_batch(rows)
         root = {"linear": "", "sqrt": "the root of "}[schedule.per_batch]
         say(
-            f"{what:14} peak {chosen.peak:.3g} for {rows:,} rows a batch: {schedule.peak:.3g} times "
+            f"{subject:14} peak {chosen.peak:.3g} for {rows:,} rows a batch: {schedule.peak:.3g} times "
             f"{root}{rows:,} / {schedule.base_batch:,}"
         )
         changed[name] = optimizer.scale_to_batch(rows)

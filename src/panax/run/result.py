@@ -20,8 +20,8 @@ class Result:
     Attributes:
         state: The state after the last step.
         step: Steps taken, earlier runs of the same command included.
-        evaluation: Held-out losses and metrics after the last step; empty without held-out data, or when cut
-            off.
+        evaluation: Held-out losses and metrics after the last step; empty without held-out data, or if the run
+            was cut off.
         checkpoint: Address of the last checkpoint.
         interrupted_by: The signal's name, if one ended the run early.
         stopped: Why a hook ended the run early; empty if none did.

@@ -45,14 +45,14 @@ def check_held_out(prepared: PreparedRun) -> None:
 def interval_notes(experiment: Experiment) -> Iterator[str]:
     """Yield a line for each pair of intervals that don't fit, so that one has less effect than expected."""
     saves = experiment.checkpoint
-    every, kept, copies = saves.every, saves.keep_every, saves.memory.every
-    if kept and not every:
-        yield f"checkpoint.keep_every={kept} keeps nothing on the way: checkpoint.every=0 saves at the end alone"
-    elif kept and kept % every and every % kept:
+    every, keep_every, copies = saves.every, saves.keep_every, saves.memory.every
+    if keep_every and not every:
+        yield f"checkpoint.keep_every={keep_every} keeps nothing on the way: checkpoint.every=0 saves at the end alone"
+    elif keep_every and keep_every % every and every % keep_every:
         yield (
-            f"checkpoint.keep_every={kept} is not a multiple of checkpoint.every={every}: of the regular checkpoints, only "
-            f"those of each {math.lcm(kept, every)} steps are kept for good; {kept // every * every or every} or "
-            f"{(kept // every + 1) * every} would keep one at each"
+            f"checkpoint.keep_every={keep_every} is not a multiple of checkpoint.every={every}: of the regular checkpoints, only "
+            f"those of each {math.lcm(keep_every, every)} steps are kept for good; {keep_every // every * every or every} or "
+            f"{(keep_every // every + 1) * every} would keep one at each"
         )
     if copies and every and copies >= every:
         yield (

@@ -47,7 +47,7 @@ def sketch_step(
     memory_bytes: int | None = None,
     fast_domain: int | None = None,
 ) -> Sketch:
-    """Sketch an experiment's step on some devices.
+    """Sketch an experiment's step on the given devices.
 
     Text is not tokenized, since its batches' shapes are known; the vocabulary is the task's or the
     tokenizer's.

@@ -103,24 +103,24 @@ def choose_kernels(experiment: Experiment, say: LogFn, *, fresh: bool, detail: L
                 if record is not None:
                     recorded = {"kernels": record.kernels, "compute_dtype": record.compute_dtype}
 
-    def told(chosen: TimedKernels) -> None:
+    def report_choice(chosen: TimedKernels) -> None:
         for line in chosen.details():
             detail(line)
         say(chosen.summary())
 
     agreed = json_reader.parse(broadcast_text(json.dumps(recorded)))
-    choose_by_timing(agreed["kernels"], told)
+    choose_by_timing(agreed["kernels"], report_choice)
     return agreed["compute_dtype"]
 
 
 @contextlib.contextmanager
 def open_folder(prepared: PreparedRun, say: LogFn, *, fresh: bool = False) -> Iterator[Checkpointer]:
-    """Make the run's folder, lock it and its checkpoints against a second job, and yield its checkpointer.
+    """Create the run's folder, lock it and its checkpoints against a second job, and yield its checkpointer.
 
     In a job of many processes the first one holds the locks.
 
     Args:
-        fresh: Set aside the files of an earlier run.
+        fresh: Archive the files of an earlier run.
 
     Raises:
         CheckpointError: The folder can't be written, or another job trains in it or writes to the same
@@ -156,7 +156,7 @@ def reject_symlinks(folder: Path) -> None:
     """Check that the run's own files are not links, through which a write would overwrite other data.
 
     Raises:
-        CheckpointError: One is a link.
+        CheckpointError: A file is a link.
     """
     for name in RUN_FILES:
         if (folder / name).is_symlink():
@@ -168,8 +168,8 @@ def reject_symlinks(folder: Path) -> None:
 
 @contextlib.contextmanager
 def open_memory(prepared: PreparedRun, checkpointer: Checkpointer, say: LogFn) -> Iterator[MemoryTier | None]:
-    """Open the copies of this run in the memory of hosts, if it has any; removed when it ends well: the store
-    has all then."""
+    """Open the copies of this run in the memory of hosts, if it has any; they are removed when the run ends
+    without an error, since the store then has the last state."""
     config = prepared.experiment.checkpoint.memory
     if not config.every:
         yield None
@@ -265,14 +265,14 @@ def find_start(
     return start
 
 
-def _finish_rollback(prepared: PreparedRun, checkpointer: Checkpointer, drawn: DataProgress, say: LogFn) -> None:
+def _finish_rollback(prepared: PreparedRun, checkpointer: Checkpointer, progress: DataProgress, say: LogFn) -> None:
     """Complete a rollback that was cut short, and report the skipped batches."""
-    rollbacks = drawn.rollbacks
+    rollbacks = progress.rollbacks
     removed = checkpointer.remove_abandoned(lambda manifest: matches_history(manifest, rollbacks))
     if removed:
         say(f"checkpoints of the steps that were taken back are removed: steps {', '.join(map(str, removed))}")
-    if drawn.skipped_batches:
-        say(f"rollbacks so far: {len(rollbacks)}; they skip {format_batch_numbers(sorted(drawn.skipped_batches))}")
+    if progress.skipped_batches:
+        say(f"rollbacks so far: {len(rollbacks)}; they skip {format_batch_numbers(sorted(progress.skipped_batches))}")
     if is_process_zero():
         try:
             append_rollback_log(Path(prepared.folder), rollbacks)
@@ -361,7 +361,7 @@ def start_from_checkpoint(
     state = restore_state(prepared, checkpoint, say)
     say(f"resuming from step {step} of {prepared.experiment.num_steps}: {checkpoint.url}")
     hooks = checkpoint.manifest.host.get("hooks")
-    drawn = DataProgress.from_manifest(checkpoint.manifest)
+    progress = DataProgress.from_manifest(checkpoint.manifest)
     # With other data, the same numbers are other batches.
     changed = position is None and checkpoint.manifest.host["data"] is not None
     return RunStart(
@@ -370,7 +370,7 @@ def start_from_checkpoint(
         position,
         step,
         hooks if isinstance(hooks, dict) else {},
-        DataProgress(rollbacks=drawn.rollbacks, data=drawn.data + 1) if changed else drawn,
+        DataProgress(rollbacks=progress.rollbacks, data=progress.data + 1) if changed else progress,
         checkpoint.url,
         BestEvaluation.of(checkpoint.manifest.host.get(BEST)),
     )
@@ -379,8 +379,7 @@ def start_from_checkpoint(
 def start_from_memory(
     prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn, accept_changes: bool = False
 ) -> RunStart | None:
-    """Return the state of the copy in memory as a start; None, with a warning, if it can't be used: the store
-    remains."""
+    """Return the state of the copy in memory as a start; None, with a warning, if the copy can't be used."""
     try:
         return dataclasses.replace(start_from_checkpoint(prepared, checkpoint, say, accept_changes), stored_step=None)
     except CheckpointError as error:

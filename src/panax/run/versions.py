@@ -23,10 +23,10 @@ def changed_versions(checkpoint: Checkpoint) -> Iterator[str]:
     A checkpoint from before versions were recorded, or with versions that can't be read, yields nothing.
     """
     before = checkpoint.manifest.host.get(VERSIONS)
-    for name, now in jax_versions().items():
+    for name, current in jax_versions().items():
         old = before.get(name) if isinstance(before, dict) else None
-        if isinstance(old, str) and old != now:
-            yield f"{name} {old} -> {now}"
+        if isinstance(old, str) and old != current:
+            yield f"{name} {old} -> {current}"
 
 
 def report_versions(checkpoint: Checkpoint, say: LogFn) -> None:

@@ -44,14 +44,14 @@ def open_full(
     fields: Mapping[str, str] | None = None,
     say: LogFn = lambda line: None,
 ) -> OpenedData:
-    """Open all of some data, for one epoch, like the held-out data of a run with such data.
+    """Open all of the given data, for one epoch, as a run opens its held-out data.
 
     Args:
         data: Paths, which are read like the training data; settings of data; a source; or batches.
         like: The settings of the data that the model was trained on; None if they are not known.
-        tokenizer: The tokenizer of that data.
-        source: That data, if it is open.
-        classes: Class names of that data's labels; () if they are not known, or `source` has them.
+        tokenizer: The tokenizer of the training data.
+        source: The training data, if it is open.
+        classes: Class names of the training data's labels; () if they are not known, or `source` has them.
         fields: The fields of records in paths with the `text`, or the `prompt` and the `answer`; None for
             those of training.
 
@@ -131,17 +131,17 @@ def _fields_of(corpus: Any) -> dict[str, str]:
             else {}
         )
         return {name: value for name in _FIELDS if (value := getattr(corpus, name)) != usual.get(name)}
-    held = getattr(corpus, "corpora", None) or [part.corpus for part in getattr(corpus, "parts", ())]
-    held = held or ([corpus.corpus] if hasattr(corpus, "corpus") else [])
-    return next((fields for each in held if (fields := _fields_of(each))), {})
+    contained = getattr(corpus, "corpora", None) or [part.corpus for part in getattr(corpus, "parts", ())]
+    contained = contained or ([corpus.corpus] if hasattr(corpus, "corpus") else [])
+    return next((fields for each in contained if (fields := _fields_of(each))), {})
 
 
 def _find_chats(corpus: Any) -> Chats | None:
     """Return the corpus of conversations among those that a corpus contains; None without one."""
     if isinstance(corpus, Chats):
         return corpus
-    held = [part.corpus for part in getattr(corpus, "parts", ())] or [getattr(corpus, "corpus", None)]
-    return next((chats for each in held if each is not None and (chats := _find_chats(each)) is not None), None)
+    contained = [part.corpus for part in getattr(corpus, "parts", ())] or [getattr(corpus, "corpus", None)]
+    return next((chats for each in contained if each is not None and (chats := _find_chats(each)) is not None), None)
 
 
 def _whole_text(data: TextData, tokenizer: Tokenizer | None, say: LogFn) -> OpenedData:
@@ -185,9 +185,10 @@ def is_endless(source: Source) -> bool:
     return False
 
 
-def check_same_classes(found: DataFacts, trained: DataFacts) -> None:
+def check_same_classes(evaluated: DataFacts, trained: DataFacts) -> None:
     """Raise a RecipeError if two data sets have different numbers of classes."""
-    if None not in (found.num_classes, trained.num_classes) and found.num_classes != trained.num_classes:
+    if None not in (evaluated.num_classes, trained.num_classes) and evaluated.num_classes != trained.num_classes:
         raise RecipeError(
-            f"the data has {found.num_classes} classes, the run's has {trained.num_classes}: a number would mean another class"
+            f"the data has {evaluated.num_classes} classes, the run's has {trained.num_classes}: "
+            "a number would mean another class"
         )

@@ -74,7 +74,7 @@ class Equation:
         """Check that the operands have the stated ranks and agree on every shared axis.
 
         Raises:
-            ValueError: They do not; the message names the axis and both sizes.
+            ValueError: The ranks or a shared axis disagree; the message names the axis and both sizes.
         """
         sizes: dict[str | None, tuple[int, str]] = {}
         for array, axes, which in ((x, self.axes[0], "first"), (w, self.axes[1], "second")):

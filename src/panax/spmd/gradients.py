@@ -21,8 +21,12 @@ def compute_grads(
 
     The arguments are those of `Task.gradients`.
     """
-    own = task.gradients(params, state, micro_batches, key, trainable)
-    return accumulate_grads(task, params, state, micro_batches, key, trainable) if own is None else own
+    task_gradients = task.gradients(params, state, micro_batches, key, trainable)
+    return (
+        accumulate_grads(task, params, state, micro_batches, key, trainable)
+        if task_gradients is None
+        else task_gradients
+    )
 
 
 def accumulate_grads(
@@ -92,16 +96,21 @@ def _with_sums(
         added: Accumulated gradients of the micro-batches before this one.
     """
 
-    def followed(free: Params, scanned: Any, owed: Any, state: ModelState, batch: Batch) -> tuple[Scalar, Evaluation]:
-        return objective(summing.track_params(free, scanned, owed, added), state, batch)
+    def followed(
+        free: Params, scanned: Any, residuals: Any, state: ModelState, batch: Batch
+    ) -> tuple[Scalar, Evaluation]:
+        return objective(summing.track_params(free, scanned, residuals, added), state, batch)
 
     # Layer scans read their parameters as separate variables (`scanned`) from the rest of the loss (`free`):
     # gradients of the former are sums over devices, gradients of the latter are partial sums of this device.
     grad_outputs = jax.grad(followed, (0, 1, 2), has_aux=True)(
-        free, summing.scan_params(free), summing.owed, state, batch
+        free, summing.scan_params(free), summing.residuals, state, batch
     )
-    (gradients, sums, owed), result = grad_outputs
-    summing.owed = {name: left if name in summing.met else summing.owed[name] for name, left in owed.items()}
+    (gradients, sums, residuals), result = grad_outputs
+    summing.residuals = {
+        name: new_residual if name in summing.received else summing.residuals[name]
+        for name, new_residual in residuals.items()
+    }
     leaves, structure = jax.tree_util.tree_flatten_with_path(gradients)
     before = [None] * len(leaves) if added is None else jax.tree.leaves(added)
     totals = [

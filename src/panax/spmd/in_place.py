@@ -8,7 +8,7 @@ OUT_OF_RANGE = jnp.iinfo(jnp.int32).max
 
 
 def read_before_write(
-    whole: Shaped[Array, "row ..."], rows: Int[Array, " rows"], then: Int[Array, " rows"]
+    array: Shaped[Array, "row ..."], rows: Int[Array, " rows"], then: Int[Array, " rows"]
 ) -> tuple[Shaped[Array, "rows ..."], Int[Array, " rows"]]:
     """Read rows before they are overwritten; return them and the row indices to write.
 
@@ -21,7 +21,7 @@ def read_before_write(
         then: Indices to write. They are returned unchanged, but as values that no compiler can know before it
             has read the rows.
     """
-    read = jax.lax.optimization_barrier(whole.at[rows].get(mode="clip"))
+    read = jax.lax.optimization_barrier(array.at[rows].get(mode="clip"))
     bits = 8 * read.dtype.itemsize
     words = jax.lax.bitcast_convert_type(read, f"uint{bits}").reshape(rows.shape[0], -1)
     # Never true: no word has more ones than bits.

@@ -7,7 +7,7 @@ reduces the sum over the mesh axes along which the parameter is replicated. Para
 layers receives are reduced at the end.
 
     with overlap_grad_reduce(GradReduceOverlap(reduce, reduce_whole, names, residuals)) as sums:
-        gradients = ...        # those of parameters in sums.met are already reduced
+        gradients = ...        # those of parameters in sums.received are already reduced
 
 A parameter is identified by its array: the one passed to the loss is the one that the scan receives.
 """
@@ -44,9 +44,9 @@ class GradReduceOverlap:
     how.
 
     Attributes:
-        owed: Residuals (error feedback) by parameter, with layers as leading axis. They are differentiated
-            together with the parameters, and their "gradient" is the new residual.
-        met: Names of the parameters that a scan over layers has received.
+        residuals: Residuals of error feedback by parameter, with layers as leading axis. They are
+            differentiated together with the parameters, and their "gradient" is the new residual.
+        received: Names of the parameters that a scan over layers has received.
     """
 
     def __init__(
@@ -54,29 +54,29 @@ class GradReduceOverlap:
         reduce: Reduce,
         reduce_whole: ReduceFull,
         names: frozenset[str],
-        owed: Mapping[str, jax.Array],
+        residuals: Mapping[str, jax.Array],
         *,
         of_each: bool = False,
     ):
-        """Set the reductions; `residuals` below are those of error feedback.
+        """Set the reductions.
 
         Args:
             reduce: Reduces one layer's gradient.
             reduce_whole: Reduces the gradient that a scanned parameter has from uses outside of scans, such
                 as a penalty on weights.
             names: Parameters with layers that may be reduced separately.
-            owed: Residuals by parameter.
+            residuals: Residuals of error feedback, by parameter.
             of_each: True to reduce the gradients of each micro-batch; False to reduce the accumulated ones in
                 the backward pass of the last micro-batch.
         """
-        self.reduce, self.names, self.owed, self.of_each = reduce, names, dict(owed), of_each
+        self.reduce, self.names, self.residuals, self.of_each = reduce, names, dict(residuals), of_each
         self.reduce_whole = reduce_whole
-        self.met: set[str] = set()
+        self.received: set[str] = set()
         self._used_elsewhere: set[str] = set()
         self._scanned: Mapping[str, jax.Array] = {}
         self._known: dict[int, str] = {}
         self._added: Mapping[str, jax.Array] = {}
-        self._owed: Mapping[str, jax.Array] = {}
+        self._residuals: Mapping[str, jax.Array] = {}
         self._held: Any = None
 
     def scan_params(self, free: Any) -> dict[str, jax.Array]:
@@ -86,13 +86,13 @@ class GradReduceOverlap:
         return {name: leaf for name, leaf in _named(free).items() if name in self.names}
 
     def track_params(
-        self, free: Any, scanned: Mapping[str, jax.Array], owed: Mapping[str, jax.Array], added: Any = None
+        self, free: Any, scanned: Mapping[str, jax.Array], residuals: Mapping[str, jax.Array], added: Any = None
     ) -> Any:
         """Return the parameters to pass to the loss, with arrays that are tracked into scans over layers.
 
         Args:
             scanned: The arrays that scans read instead.
-            owed: Residuals, as variables of the loss.
+            residuals: Residuals, as variables of the loss.
             added: Accumulated gradients of earlier micro-batches, with the structure of `free`.
         """
         leaves, structure = jax.tree_util.tree_flatten_with_path(free)
@@ -104,7 +104,7 @@ class GradReduceOverlap:
         self._known = {id(leaf): name for name, leaf in zip(names, watched) if name in self.names}
         before = () if added is None else zip(names, jax.tree.leaves(added))
         self._added = {name: leaf for name, leaf in before if name in self.names}
-        self._owed, self._scanned = owed, scanned
+        self._residuals, self._scanned = residuals, scanned
         self._held = structure.unflatten(watched)
         return self._held
 
@@ -119,7 +119,7 @@ class GradReduceOverlap:
             sums: Reduced gradients from scans, by name.
             before: Accumulated gradient of earlier micro-batches.
         """
-        if name not in self.met:
+        if name not in self.received:
             return gradient if before is None else gradient + before
         return sums[name] + self.reduce_whole(name, gradient) if name in self._used_elsewhere else sums[name]
 
@@ -135,19 +135,19 @@ class GradReduceOverlap:
         # gradient and the residual are added only the first time.
         more = {
             place: (
-                None if name in self.met else self._added.get(name),
-                None if name in self.met else self._owed.get(name),
+                None if name in self.received else self._added.get(name),
+                None if name in self.received else self._residuals.get(name),
             )
             for place, name in tracked_names.items()
         }
-        self.met |= set(tracked_names.values())
+        self.received |= set(tracked_names.values())
 
         def with_sums(x: Any, scanned: tuple[Any, Mapping[int, Any]]) -> Any:
             scanned_layers, more = scanned
             leaves = jax.tree.leaves(scanned_layers)
             for place, name in tracked_names.items():
-                added, owed = more[place]
-                leaves[place] = _summed_back((self.reduce, name), leaves[place], added, owed)
+                added, residuals = more[place]
+                leaves[place] = _summed_back((self.reduce, name), leaves[place], added, residuals)
             return function(x, structure.unflatten(leaves))
 
         for place, name in tracked_names.items():
@@ -199,18 +199,18 @@ def overlap_grad_reduce(sums: GradReduceOverlap | None) -> Iterator[GradReduceOv
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _summed_back(how: tuple[Reduce, str], w: jax.Array, added: Any, owed: Any) -> jax.Array:
+def _summed_back(how: tuple[Reduce, str], w: jax.Array, added: Any, residuals: Any) -> jax.Array:
     return w
 
 
-def _forward(how: tuple[Reduce, str], w: jax.Array, added: Any, owed: Any) -> tuple[jax.Array, Any]:
-    return w, (added, owed)
+def _forward(how: tuple[Reduce, str], w: jax.Array, added: Any, residuals: Any) -> tuple[jax.Array, Any]:
+    return w, (added, residuals)
 
 
 def _backward(how: tuple[Reduce, str], kept: Any, gradient: jax.Array) -> tuple[jax.Array, Any, Any]:
-    (reduce, name), (added, owed) = how, kept
-    total, left = reduce(name, gradient if added is None else gradient + added, owed)
-    return total, None if added is None else jnp.zeros_like(added), left
+    (reduce, name), (added, residuals) = how, kept
+    total, new_residual = reduce(name, gradient if added is None else gradient + added, residuals)
+    return total, None if added is None else jnp.zeros_like(added), new_residual
 
 
 _summed_back.defvjp(_forward, _backward)

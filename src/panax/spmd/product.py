@@ -100,8 +100,8 @@ def _forward(product: WeightOp, inputs: Any, weights: tuple[Any, ...]) -> tuple[
 
 
 def _backward(product: WeightOp, saved: Any, gradient: Any) -> tuple[Any, Any]:
-    kept, kinds = saved
-    d_inputs, d_weights = product.backward(kept, gradient, *(kind.dtype for kind in kinds))
+    saved_values, kinds = saved
+    d_inputs, d_weights = product.backward(saved_values, gradient, *(kind.dtype for kind in kinds))
     if len(d_weights) != len(kinds):
         raise ValueError(
             f"{type(product).__name__}.backward gave {len(d_weights)} gradients of weights for a product of {len(kinds)}; "

@@ -43,8 +43,8 @@ class RowGradients(eqx.Module):
     @property
     def square(self) -> Float[Array, ""]:
         """Sum of squares of all gradients, in float32."""
-        here = jnp.square(self.values.astype(jnp.float32)).sum()
-        return here if self.later_square is None else here + self.later_square
+        first_round = jnp.square(self.values.astype(jnp.float32)).sum()
+        return first_round if self.later_square is None else first_round + self.later_square
 
 
 def merge_rows(
@@ -60,15 +60,15 @@ def merge_rows(
     ordered = numbers[order]
     new = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] != ordered[:-1]])
     place = jnp.cumsum(new, dtype=jnp.int32)
-    once = jnp.full(numbers.shape, count, jnp.int32).at[place].set(ordered)
+    distinct = jnp.full(numbers.shape, count, jnp.int32).at[place].set(ordered)
     # Padding goes last.
     place = jnp.where(ordered < count, place, numbers.shape[0])
-    return once, segment_sums(values[order], place, numbers.shape[0], target=current_target(), ascending=True)
+    return distinct, segment_sums(values[order], place, numbers.shape[0], target=current_target(), ascending=True)
 
 
 def update_rows(
     table: Float[Array, "row row_width"],
-    kept: Mapping[str, Array],
+    state: Mapping[str, Array],
     numbers: Int[Array, " touched"],
     gradients: Float[Array, "touched row_width"],
     change: Change,
@@ -80,15 +80,15 @@ def update_rows(
     select between two tables would read and write all of both.
 
     Args:
-        kept: Optimizer state, one row per row of the table.
+        state: Optimizer state, one row per row of the table.
         numbers: Distinct row indices; those past the table's end are ignored.
     """
     rows = table.at[numbers].get(mode="clip")
-    before = {name: leaf.at[numbers].get(mode="clip") for name, leaf in kept.items()}
+    before = {name: leaf.at[numbers].get(mode="clip") for name, leaf in state.items()}
     after, kept_after = change(rows, before, gradients)
     place = jnp.where(applied, numbers, table.shape[0])
 
     def put(target: jax.Array, part: jax.Array) -> jax.Array:
         return target.at[place].set(part.astype(target.dtype), mode="drop", unique_indices=True)
 
-    return put(table, after), {name: put(leaf, kept_after[name]) for name, leaf in kept.items()}
+    return put(table, after), {name: put(leaf, kept_after[name]) for name, leaf in state.items()}

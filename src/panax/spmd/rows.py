@@ -49,9 +49,9 @@ class GatheredRows(eqx.Module):
         if self.row_ids is None:
             return jnp.where(ids < 0, distinct, jnp.where(ids < distinct, ids, distinct + 1))
         flat = ids.reshape(-1)
-        found = jnp.searchsorted(self.row_ids, flat).astype(jnp.int32)
-        found = jnp.where(self.row_ids.at[found].get(mode="clip") == flat, found, distinct + 1)
-        return jnp.where(flat < 0, distinct, found).reshape(ids.shape)
+        position = jnp.searchsorted(self.row_ids, flat).astype(jnp.int32)
+        position = jnp.where(self.row_ids.at[position].get(mode="clip") == flat, position, distinct + 1)
+        return jnp.where(flat < 0, distinct, position).reshape(ids.shape)
 
     def read(self, ids: Int[Array, "*ids"]) -> Float[Array, "*ids row_width"]:
         """Return a row for each id: zeros for -1, NaN for a row that the task's `row_ids` did not name."""
@@ -64,7 +64,7 @@ class GatheredRows(eqx.Module):
         return jnp.where(lacking[..., None], unknown[..., None], rows)
 
     def gather(self, to: GatherSpec) -> tuple[jax.Array, Any]:
-        """Refuse to act as a whole weight.
+        """Raise an error: gathered rows can't replace the full weight.
 
         Raises:
             RecipeError: Always: the rows are not the whole table.
@@ -82,9 +82,9 @@ def is_rows(node: Any) -> bool:
     return isinstance(node, GatheredRows)
 
 
-def max_distinct_rows(count: int, asked: int) -> int:
-    """Return the maximum number of distinct rows among `asked` ids for a table of `count` rows."""
-    return min(count, asked)
+def max_distinct_rows(count: int, num_ids: int) -> int:
+    """Return the maximum number of distinct rows among `num_ids` ids for a table of `count` rows."""
+    return min(count, num_ids)
 
 
 def unique_rows(ids: Int[Array, " asked"], count: int, bound: int) -> Int[Array, " unique_rows"]:

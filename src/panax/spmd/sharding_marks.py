@@ -87,7 +87,7 @@ def assert_sharding(tree: Tree, holds: Mapping[str, ValueState], dim: int = 0) -
     >>> float(assert_sharding(jax.numpy.float32(1.0), {"tensor": ValueState.PARTIAL}))
     1.0
     """
-    return _marked(tree, ShardingMark.DECLARED, tuple((axis, (what,)) for axis, what in holds.items()), "", dim)
+    return _marked(tree, ShardingMark.DECLARED, tuple((axis, (state,)) for axis, state in holds.items()), "", dim)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -129,9 +129,8 @@ def check_sharding(tree: Tree, holds: Mapping[str, tuple[ValueState, ...]], labe
 
 
 def mark_shared_cotangent(x: jax.Array, axes: MeshAxes) -> jax.Array:
-    """Mark a cotangent that was computed alike on the devices along `axes` and divided by their count, so is
-    partial.
-    """
+    """Mark a cotangent that was computed alike on the devices along `axes` and divided by their count, and is
+    therefore partial."""
     return _marked(x, ShardingMark.SHARED, tuple((axis, (ValueState.PARTIAL,)) for axis in axes), "")
 
 

@@ -71,8 +71,8 @@ def step_gather_dtype(axes: Axes, dtype: Any) -> Any:
 def gather_params_per_step(params: Any, axes: Any, dtype: Any, *, scattered: bool) -> Any:
     """Replace each parameter by a gathered `StepWeight`.
 
-    A parameter that needs no gather, or is not a plain array, is returned as it is; parts of a `CompositeWeight` may
-    be parameters of their own.
+    A parameter that needs no gather, or is not a plain array, is returned as it is; parts of a
+    `CompositeWeight` may be replaced separately.
 
     Args:
         axes: Logical axes at each leaf, with the structure of `params`.

@@ -81,23 +81,23 @@ def check_effect(layout: Layout, parameters: Mapping[str, tuple[tuple[int, ...],
         parameters: Name to (shape, logical axes).
 
     Raises:
-        RecipeError: They apply to none; the message names the setting to change.
+        RecipeError: No weight is gathered as codes; the message names the setting to change.
     """
     if layout.weight_gather_dtype == "same":
         return
-    asked = f'rules.weight_gather_dtype="{layout.weight_gather_dtype}"'
+    setting = f'rules.weight_gather_dtype="{layout.weight_gather_dtype}"'
     if not task.names_axes:
         raise RecipeError(
-            f'{asked}: {type(task).__name__} names no axes, so XLA gathers its weights; leave rules.weight_gather_dtype "same"'
+            f'{setting}: {type(task).__name__} names no axes, so XLA gathers its weights; leave rules.weight_gather_dtype "same"'
         )
     for shape, axes in parameters.values():
         places, used = layout.storage(axes), layout.compute(axes)
-        gathers = tuple(tuple(axis for axis in dim if axis not in kept) for dim, kept in zip(places, used))
+        gathers = tuple(tuple(axis for axis in dim if axis not in computed) for dim, computed in zip(places, used))
         shard = [size // math.prod(layout.sizes[axis] for axis in dim) for size, dim in zip(shape, places)]
         if weight_code_format(shard, axes, gathers, layout) is not None:
             return
     raise RecipeError(
-        f"{asked} has no effect: on this mesh no weight of at least {LEAST:,} numbers is gathered; set mesh.fsdp above 1, or "
+        f"{setting} has no effect: on this mesh no weight of at least {LEAST:,} numbers is gathered; set mesh.fsdp above 1, or "
         f'leave rules.weight_gather_dtype "same"'
     )
 

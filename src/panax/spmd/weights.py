@@ -154,8 +154,8 @@ def gather_weight(w: Any, axes: Axes | str, dtype: Any) -> GatheredWeight:
         w: An array in its storage layout, or a `WeightLike`.
         axes: Its logical axes, as a tuple or separated by spaces.
 
-    >>> opened = gather_weight(jnp.ones((2, 3)), "embed ffn", jnp.bfloat16)
-    >>> opened.value.dtype.name, opened.slot.dtype.name
+    >>> gathered = gather_weight(jnp.ones((2, 3)), "embed ffn", jnp.bfloat16)
+    >>> gathered.value.dtype.name, gathered.slot.dtype.name
     ('bfloat16', 'float32')
     """
     return _open(_opening(axes, dtype), as_weight(w))

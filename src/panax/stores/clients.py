@@ -33,7 +33,8 @@ def parse_address(url: str) -> Address:
     """Split an address into its parts.
 
     Raises:
-        StoreError: It is not that of an object store, or contains parts that belong in the environment.
+        StoreError: The address is not that of an object store, or contains parts that belong in the
+            environment.
 
     >>> parse_address("s3://bucket/runs/a/")
     Address(scheme='s3', bucket='bucket', prefix='runs/a')
@@ -57,7 +58,7 @@ class Clients:
         self._lock = threading.Lock()
 
     def get(self, seconds: float, retries: int = 0) -> Any:
-        """Return a client with requests that end after `seconds`, to two digits.
+        """Return a client with requests that end after `seconds`, rounded to two digits.
 
         Args:
             retries: Number of retries of a request by the library itself.
@@ -75,7 +76,7 @@ class Clients:
             return self._made[key]
 
     def check(self, url: str, seconds: float) -> None:
-        """Make a first client, without a request; raise StoreError if the environment lacks a setting."""
+        """Create a first client, without a request; raise StoreError if the environment lacks a setting."""
         try:
             self.get(seconds)
             return

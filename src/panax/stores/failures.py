@@ -29,10 +29,10 @@ class StoreFailure:
     """A classified error.
 
     Attributes:
-        kind: "again" if a new try may succeed, "unsure" if two more soon after will decide, "final" if none
-            helps.
-        reason: What went wrong, without anything secret.
-        advice: What to do if it persists.
+        kind: "again" if another try may succeed, "unsure" if two more tries soon after will decide, "final" if
+            no try can succeed.
+        reason: The cause, without secrets.
+        advice: What to do if the error persists.
         missing: True if the object was not found.
     """
 
@@ -84,28 +84,28 @@ def classify_failure(error: Exception) -> StoreFailure | None:
         advice = "remove or rename that object, or use another folder"
         return StoreFailure(kind="final", reason="an object's name there has an empty part, '.' or '..'", advice=advice)
     status, code = _status(text), _code(text)
-    shown = " ".join(filter(None, ["status" if status else "", str(status or ""), code]))
+    details = " ".join(filter(None, ["status" if status else "", str(status or ""), code]))
     if code in _NO_BUCKET_CODES:
         return StoreFailure(
-            kind="final", reason=f"there is no such bucket ({shown})", advice="create it, or correct the address"
+            kind="final", reason=f"there is no such bucket ({details})", advice="create it, or correct the address"
         )
     if _METADATA.search(text.split("\n", 1)[0]):
         advice = f"{CREDENTIALS}; without them the machine's own role is asked for, which did not answer"
         return StoreFailure(kind="unsure", reason="no credentials were found", advice=advice)
     if code in _CREDENTIAL_CODES or isinstance(error, exceptions.UnauthenticatedError) or status == 401:
         return StoreFailure(
-            kind="final", reason=f"the credentials are refused ({shown or 'status 401'})", advice=CREDENTIALS
+            kind="final", reason=f"the credentials are refused ({details or 'status 401'})", advice=CREDENTIALS
         )
     if isinstance(error, exceptions.PermissionDeniedError) or status == 403 or code in _PERMISSION_CODES:
-        return StoreFailure(kind="final", reason=f"permission denied ({shown or 'status 403'})", advice=_PERMISSION)
+        return StoreFailure(kind="final", reason=f"permission denied ({details or 'status 403'})", advice=_PERMISSION)
     if isinstance(error, FileNotFoundError) or status == 404:
-        reason = f"not found ({shown})" if shown else "not found"
+        reason = f"not found ({details})" if details else "not found"
         return StoreFailure(kind="unsure", reason=reason, advice="check the address", missing=True)
     if status in RETRYABLE_STATUSES or code in _AGAIN_CODES:
-        return StoreFailure(kind="again", reason=f"the server answers {shown}", advice=_SERVER)
+        return StoreFailure(kind="again", reason=f"the server answers {details}", advice=_SERVER)
     if status is not None:
         advice = "set the bucket's region and endpoint in the environment" if status < 400 else _NETWORK
-        return StoreFailure(kind="final", reason=f"the server answers {shown}", advice=advice)
+        return StoreFailure(kind="final", reason=f"the server answers {details}", advice=advice)
     return _without_status(text)
 
 

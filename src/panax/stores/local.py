@@ -28,7 +28,7 @@ _READ_BYTES = 2**30
 
 
 class LocalStore:
-    """A store of files below `url`, a folder that is created when the first one is written."""
+    """A store of files below `url`, a folder that is created when the first file is written."""
 
     writers = 2
     readers = 2
@@ -39,7 +39,7 @@ class LocalStore:
         self._root = files.absolute_path(url)
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
-        target = self._own(path)
+        target = self._writable_path(path)
         partial = target.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
         try:
             for again in (True, True, False):
@@ -63,7 +63,7 @@ class LocalStore:
             ) from error
 
     def create(self, path: str, data: bytes) -> bool:
-        target = self._own(path)
+        target = self._writable_path(path)
         partial = target.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
         try:
             _make_folder(target.parent)
@@ -167,7 +167,7 @@ class LocalStore:
     def sweep(self, folders: Iterable[str] = ("",)) -> None:
         """Remove leftovers of killed writers from these folders: temporary names, and folders without a file.
 
-        No writer may be at work. Links are passed over.
+        No process may be writing to the store. Links are skipped.
         """
         try:
             for each in folders:
@@ -185,11 +185,11 @@ class LocalStore:
     def is_link(self, path: str) -> bool:
         return bool(path) and files.find_link(self._root, self._path(path)) is not None
 
-    def _own(self, path: str) -> Path:
+    def _writable_path(self, path: str) -> Path:
         """Return the path at which an object is to be written.
 
         Raises:
-            StoreError: A link is in the way: anything behind it is not this store's.
+            StoreError: The path leads through a link, and so out of the store.
         """
         target = self._path(path)
         link = files.find_link(self._root, target.parent)
@@ -239,9 +239,9 @@ def _write_parts(descriptor: int, parts: Sequence[Buffer]) -> None:
     for part in parts:
         _write_all(descriptor, part)
     os.fsync(descriptor)
-    found, expected = os.fstat(descriptor).st_size, sum(len(part) for part in parts)
-    if found != expected:
-        raise OSError(errno.EIO, f"the file has {found} bytes where {expected} were written")
+    written, expected = os.fstat(descriptor).st_size, sum(len(part) for part in parts)
+    if written != expected:
+        raise OSError(errno.EIO, f"the file has {written} bytes where {expected} were written")
 
 
 def _write_all(descriptor: int, part: Buffer) -> None:

@@ -70,8 +70,8 @@ class ObjectStore:
         No request is made yet. Credentials, region and endpoint come from the environment alone.
 
         Raises:
-            StoreError: The address has none of these forms, or the environment lacks something without which
-                the store can't be named.
+            StoreError: The address has none of these forms, or the environment lacks a setting without which
+                the store has no address.
         """
         return cls(url, policy)
 
@@ -163,7 +163,7 @@ class ObjectStore:
         """Yield the entries of a list's pages, in their order.
 
         Raises:
-            StoreError: It can't be listed, or its pages don't end.
+            StoreError: The objects can't be listed, or the list's pages don't end.
         """
         within = self._within(prefix)
         pages: Iterator[Any] | None = None
@@ -179,15 +179,15 @@ class ObjectStore:
                 pages = None
                 raise
 
-        seen: set[str] = set()
+        listed: set[str] = set()
         end = time.monotonic() + self._policy.list_seconds
         while (page := self._retried(next_page, "listed", prefix)) is not None:
-            new = [(meta["path"], meta["size"]) for meta in page if meta["path"] not in seen]
-            seen.update(name for name, _ in new)
+            new = [(meta["path"], meta["size"]) for meta in page if meta["path"] not in listed]
+            listed.update(name for name, _ in new)
             if page and not new:
                 self._refuse_list(prefix, "its pages repeat themselves")
-            if len(seen) > _MOST_LISTED or time.monotonic() > end:
-                self._refuse_list(prefix, f"its pages had not ended after {len(seen):,} objects")
+            if len(listed) > _MOST_LISTED or time.monotonic() > end:
+                self._refuse_list(prefix, f"its pages had not ended after {len(listed):,} objects")
             for name, size in new:
                 if name.startswith(self._prefix):
                     yield Entry(name[len(self._prefix) :], size)
@@ -318,11 +318,11 @@ class _Burst:
         if not self._max_seconds:
             return
         with self._lock:
-            now = time.monotonic()
-            if now > self._last + self.gap_seconds:
-                self._begin = now + random.uniform(0.0, self._max_seconds)
-            self._last = max(now, self._begin)
-        time.sleep(max(self._begin - now, 0.0))
+            time_now = time.monotonic()
+            if time_now > self._last + self.gap_seconds:
+                self._begin = time_now + random.uniform(0.0, self._max_seconds)
+            self._last = max(time_now, self._begin)
+        time.sleep(max(self._begin - time_now, 0.0))
 
     def touch(self) -> None:
         with self._lock:

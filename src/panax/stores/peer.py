@@ -100,7 +100,7 @@ class _Server(ThreadingHTTPServer):
                 self._hang_up(request)
 
     def is_new(self, nonce: str) -> bool:
-        """Return True if no request had this nonce: one that was overheard can't be sent again."""
+        """Return True if no request had this nonce, so that an overheard request can't be sent again."""
         with self._lock:
             if nonce in self._nonces:
                 return False

@@ -40,7 +40,7 @@ class RetryPolicy(Validated):
             rate, and that of the operation in proportion.
         missing_attempts: Number of tries to read an object that is not found: one that was just listed may be
             missing once.
-        missing_seconds: Maximum of each wait between these.
+        missing_seconds: Maximum of each wait between these tries.
         stagger_seconds: Maximum wait of the first write of a burst, uniform from 0, so that a thousand hosts
             that reach a checkpoint in the same second do not all upload in it.
     """
@@ -111,12 +111,12 @@ def retry(
         num_bytes: The size of the body, with which the deadlines grow.
 
     Raises:
-        ObjectNotFoundError: There is no such object.
-        StoreError: It did not succeed; the message has none of the server's text, so that no secret gets into
-            a log.
+        ObjectNotFoundError: The object does not exist.
+        StoreError: The action did not succeed; the message has none of the server's text, so that no secret
+            gets into a log.
     """
-    begun = clock()
-    end = begun + policy.deadline(num_bytes)
+    start = clock()
+    end = start + policy.deadline(num_bytes)
     tries = unsure = 0
     while True:
         tries += 1
@@ -133,12 +133,12 @@ def retry(
         if spent or late:
             # Raised outside of `except`: the library's error, with the server's text, must not be the context
             # of this one.
-            took = f"{tries} {'try' if tries == 1 else 'tries'} in {clock() - begun:.1f} s"
+            took = f"{tries} {'try' if tries == 1 else 'tries'} in {clock() - start:.1f} s"
             if late:
                 took += f", where {policy.deadline(num_bytes):.0f} s is the deadline"
             if failure.missing and verb == "read":
                 raise ObjectNotFoundError(f"{name} does not exist ({took})")
             raise StoreError(f"{name} can't be {verb}: {failure.reason} ({took}); {failure.advice}")
-        if clock() - begun > SILENT_SECONDS:
+        if clock() - start > SILENT_SECONDS:
             _LOG.warning("%s can't be %s yet: %s (%d tries); trying again", name, verb, failure.reason, tries)
         sleep(wait)

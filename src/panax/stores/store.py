@@ -33,12 +33,12 @@ class Store(Protocol):
     readers: int
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
-        """Write an object of these bytes, one part after another, replacing any of that name.
+        """Write an object of these bytes, one part after another, replacing an object of that name.
 
         When it returns the object is durable, and the stored bytes were verified to be those given.
 
         Raises:
-            StoreError: It could not be written, after as many retries as the store makes.
+            StoreError: The object could not be written, after all of the store's retries.
         """
         ...
 
@@ -46,8 +46,8 @@ class Store(Protocol):
         """Read the bytes of an object from `start` up to `stop`, or to its end.
 
         Raises:
-            ObjectNotFoundError: There is no such object.
-            StoreError: It can't be read, or ends before `stop`.
+            ObjectNotFoundError: The object does not exist.
+            StoreError: The object can't be read, or ends before `stop`.
         """
         ...
 
@@ -83,13 +83,13 @@ class ExclusiveStore(Store, Protocol):
     """A store in which one of several writers of the same object wins."""
 
     def create(self, path: str, data: bytes) -> bool:
-        """Create an object if there is none of that name; return True if this writer did.
+        """Create an object if its name is free; return True if this call created it.
 
         For bytes that no other writer would write, the result is right even if a response was lost and the
         request repeated.
 
         Raises:
-            StoreError: It could not be written, or the store has no such writes.
+            StoreError: The object could not be written, or the store does not support exclusive writes.
         """
         ...
 
@@ -139,7 +139,7 @@ def check_path(path: str) -> str:
     """Return a path unchanged, if it stays inside the store: relative, normalized, without `..`.
 
     Raises:
-        StoreError: It does not.
+        StoreError: The path leads out of the store.
 
     >>> check_path("step_1/a.bin")
     'step_1/a.bin'

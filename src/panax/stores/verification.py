@@ -29,15 +29,15 @@ def verify_written(chunks: Iterable[Buffer], parts: Sequence[Buffer]) -> None:
     """Compare the stored bytes with those that were sent.
 
     Raises:
-        WriteMismatchError: They differ.
+        WriteMismatchError: The bytes differ.
     """
-    found, size, expected_size = hashlib.md5(usedforsecurity=False), 0, sum(len(part) for part in parts)
+    digest, size, expected_size = hashlib.md5(usedforsecurity=False), 0, sum(len(part) for part in parts)
     for chunk in chunks:
-        found.update(chunk)
+        digest.update(chunk)
         size += len(chunk)
     if size != expected_size:
         raise WriteMismatchError(f"the store holds {size} bytes where {expected_size} were sent")
-    if found.digest() != _md5(parts).digest():
+    if digest.digest() != _md5(parts).digest():
         raise WriteMismatchError("the store holds other bytes than were sent")
 
 

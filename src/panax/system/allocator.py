@@ -82,7 +82,7 @@ def huge_page_environment(environment: Mapping[str, str] = os.environ) -> dict[s
     pages; empty if that is unnecessary or has no effect."""
     if sys.platform != "linux" or huge_page_mode() != "madvise" or any(glob.glob(pattern) for pattern in ACCELERATORS):
         return {}
-    if not _can_ask() or "glibc.malloc.hugetlb" in environment.get(TUNABLES, ""):
+    if not _can_request_huge_pages() or "glibc.malloc.hugetlb" in environment.get(TUNABLES, ""):
         return {}
     return {TUNABLES: ":".join(filter(None, (environment.get(TUNABLES, ""), HUGE_PAGES_TUNABLE)))}
 
@@ -93,12 +93,12 @@ def restart_with_huge_pages() -> None:
 
     For programs, as their first action.
     """
-    wanted = huge_page_environment()
-    if not wanted or not sys.executable or sys.gettrace() is not None:
+    environment = huge_page_environment()
+    if not environment or not sys.executable or sys.gettrace() is not None:
         return
     with contextlib.suppress(OSError):
         # If the system refuses, the program continues as it is.
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **wanted})
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **environment})
 
 
 def release_freed_memory() -> None:
@@ -119,7 +119,7 @@ def huge_page_mode() -> str:
     return text.partition("[")[2].partition("]")[0] or "never"
 
 
-def _can_ask() -> bool:
+def _can_request_huge_pages() -> bool:
     """Return True if this glibc can request huge pages."""
     try:
         name, _, number = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")

@@ -66,7 +66,7 @@ def check_count(data: ByteBuffer, at: int, count: int, item_bytes: int = 1) -> N
 
     Raises:
         BinaryError: The count is negative.
-        TruncatedError: They would reach beyond the end.
+        TruncatedError: The items would reach beyond the end.
     """
     if at < 0 or count < 0:
         raise BinaryError(f"{count:,} items at byte {at:,}")
@@ -103,26 +103,26 @@ class BinaryReader:
 
     def take(self, count: int) -> bytes:
         """Read the next `count` bytes; see `read_bytes`."""
-        found = read_bytes(self.data, self.at, count)
+        data = read_bytes(self.data, self.at, count)
         self.at += count
-        return found
+        return data
 
     def varint(self) -> int:
         """Read the next number of seven bits per byte, the lowest first.
 
         Raises:
-            BinaryError: It has more than 64 bits.
-            TruncatedError: It does not end.
+            BinaryError: The number has more than 64 bits.
+            TruncatedError: The data ends before the number does.
 
         >>> BinaryReader(bytes([0x96, 0x01])).varint()
         150
         """
-        found = 0
+        value = 0
         for shift in range(0, MAX_VARINT_BITS, 7):
             byte = self.byte()
-            found |= (byte & 0x7F) << shift
+            value |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return found
+                return value
         raise BinaryError(f"a number of more than {MAX_VARINT_BITS} bits")
 
     def zigzag(self) -> int:
@@ -131,5 +131,5 @@ class BinaryReader:
         >>> BinaryReader(bytes([3])).zigzag()
         -2
         """
-        found = self.varint()
-        return (found >> 1) ^ -(found & 1)
+        value = self.varint()
+        return (value >> 1) ^ -(value & 1)

@@ -8,14 +8,14 @@ from .files import expand_user
 from .secure_dir import make_private_folder
 
 
-def cache_directory(given: str | None = None) -> Path:
-    """Return the folder for cached results: `given`, else $PANAX_CACHE, else `panax` in this user's caches.
+def cache_directory(folder: str | None = None) -> Path:
+    """Return the folder for cached results: `folder`, else $PANAX_CACHE, else `panax` in this user's caches.
 
     >>> cache_directory("/tmp/here").as_posix()
     '/tmp/here'
     """
-    if given is not None:
-        return expand_user(given)
+    if folder is not None:
+        return expand_user(folder)
     if named := os.environ.get("PANAX_CACHE"):
         return expand_user(named)
     return user_caches() / "panax"

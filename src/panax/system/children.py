@@ -79,8 +79,8 @@ class PipedProcess:
             seconds: Maximum time for which it may accept no bytes.
 
         Raises:
-            EOFError: It has ended, or closed its input.
-            TimeoutError: It accepts no bytes.
+            EOFError: The process has ended, or closed its input.
+            TimeoutError: The process accepts no bytes.
         """
         for part in parts:
             left = memoryview(part).cast("B")
@@ -100,14 +100,14 @@ class PipedProcess:
             seconds: Maximum time for which it may write nothing.
 
         Raises:
-            EOFError: It has ended, or closed its output.
-            TimeoutError: It writes nothing.
+            EOFError: The process has ended, or closed its output.
+            TimeoutError: The process writes nothing.
             ValueError: The line is longer than `max_bytes`.
         """
-        seen = 0
-        while (end := self._read.find(b"\n", seen)) < 0:
-            seen = len(self._read)
-            if seen > max_bytes:
+        searched = 0
+        while (end := self._read.find(b"\n", searched)) < 0:
+            searched = len(self._read)
+            if searched > max_bytes:
                 raise ValueError(f"its line is longer than {max_bytes:,} bytes")
             self._more(seconds)
         line = bytes(self._read[: end + 1])
@@ -118,18 +118,18 @@ class PipedProcess:
         """Read exactly `size` bytes.
 
         Raises:
-            EOFError: It has ended, or closed its output.
-            TimeoutError: It writes nothing.
+            EOFError: The process has ended, or closed its output.
+            TimeoutError: The process writes nothing.
         """
         while len(self._read) < size:
             self._more(seconds)
-        found = self._read[:size]
+        data = self._read[:size]
         del self._read[:size]
-        return found
+        return data
 
     def end(self, seconds: float) -> int:
-        """Close its pipes, let it end by itself within the time, then kill its group; return the exit code,
-        negative for a signal."""
+        """Close the pipes, let the process end by itself within `seconds`, then kill its group; return the exit
+        code, negative for a signal."""
         self.close()
         last = time.monotonic() + seconds
         while not self.has_ended and time.monotonic() < last:
@@ -141,14 +141,14 @@ class PipedProcess:
         return self._process.wait(timeout=60)  # the kernel takes no longer to end a process after SIGKILL
 
     def close(self) -> None:
-        """Close its pipes: a process that reads them ends by itself."""
+        """Close the pipes: a process that reads its input then ends by itself."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with contextlib.suppress(OSError):
                 pipe.close()
 
     def kill(self) -> None:
-        """Kill it and all processes that it has started and that have not left its group."""
+        """Kill the process and all processes of its group."""
         if self._process.returncode is None:  # until then no other group can have its number
             kill_group(self.pid)
 
@@ -169,10 +169,10 @@ class PipedProcess:
             # read before.
             if self.has_ended and not poll.poll(0):
                 raise EOFError("it has ended")
-            now = time.monotonic()
+            time_now = time.monotonic()
             # While this process itself was stopped, the silence of the other does not count.
-            waited += min(now - before, 2 * _LOOK_SECONDS)
-            before = now
+            waited += min(time_now - before, 2 * _LOOK_SECONDS)
+            before = time_now
             if waited >= seconds:
                 raise TimeoutError(f"nothing for {seconds:g} seconds")
 
@@ -226,9 +226,9 @@ class CompletedCommand(NamedTuple):
     """Result of a command that has ended.
 
     Attributes:
-        code: Its exit code, negative for a signal.
-        output: The first `MAX_OUTPUT_BYTES` of its standard output.
-        errors: Those of its standard error.
+        code: The exit code, negative for a signal.
+        output: The first `MAX_OUTPUT_BYTES` of the standard output.
+        errors: The first `MAX_OUTPUT_BYTES` of the standard error.
     """
 
     code: int
@@ -251,8 +251,8 @@ def run_command(
         input_text: Text for its standard input.
 
     Raises:
-        OSError: It can't be run.
-        TimeoutError: It took longer; it and the processes that it started were killed.
+        OSError: The command can't be run.
+        TimeoutError: The command took longer; it and the processes that it started were killed.
     """
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         source.write(input_text.encode())
@@ -267,11 +267,11 @@ def run_command(
         finally:
             kill_group(process.pid)
             process.wait(60)
-        said = []
+        line = []
         for file in (output, errors):
             file.seek(0)
-            said.append(file.read(MAX_OUTPUT_BYTES).decode(errors="replace"))
-    return CompletedCommand(code, *said)
+            line.append(file.read(MAX_OUTPUT_BYTES).decode(errors="replace"))
+    return CompletedCommand(code, *line)
 
 
 def end_with_parent() -> None:

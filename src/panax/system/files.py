@@ -55,7 +55,7 @@ def remove(root: Path, path: Path) -> bool:
         True if something was removed.
 
     Raises:
-        OSError: It can't be removed, or is a folder.
+        OSError: The file can't be removed, or is a folder.
     """
     try:
         (find_link(root, path) or path).unlink()
@@ -138,7 +138,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Append lines to a file, which is created if missing; an incomplete line at its end is removed first.
 
     Raises:
-        OSError: It can't be written, or is a link.
+        OSError: The file can't be written, or is a link.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
@@ -147,11 +147,11 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def apply_umask(path: Path) -> None:
-    """Set the mode of a file made by a library to the one that `open` would give it, by the umask, instead of
-    owner-only.
+    """Set the mode of a file that a library created to that of a file created by `open`, by the umask, instead
+    of owner-only.
 
     Raises:
-        OSError: It can't be changed.
+        OSError: The mode can't be changed.
     """
     mask = os.umask(0)
     os.umask(mask)

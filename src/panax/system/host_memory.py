@@ -22,23 +22,23 @@ _FILES = {
 def host_bytes() -> int:
     """Return the bytes of host memory that this process may use: the least of the host's, its cgroups'
     limits, and `ulimit -v`."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         soft, _ = resource.getrlimit(kind)
         if soft != resource.RLIM_INFINITY:
-            found.append(soft)
-    return min([*found, *(limit for limit, _ in _cgroup_limits())])
+            limits.append(soft)
+    return min([*limits, *(limit for limit, _ in _cgroup_limits())])
 
 
 def free_bytes() -> int:
     """Return the bytes that this process may allocate now: the least of the free memory of the host, of its
     cgroups, and of `ulimit -v`."""
-    found = [_available()]
+    limits = [_available()]
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
-        found.append(soft - psutil.Process().memory_info().vms)
-    found += [limit - used for limit, used in _cgroup_limits()]
-    return max(0, min(found))
+        limits.append(soft - psutil.Process().memory_info().vms)
+    limits += [limit - used for limit, used in _cgroup_limits()]
+    return max(0, min(limits))
 
 
 def _available() -> int:

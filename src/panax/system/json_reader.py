@@ -43,7 +43,7 @@ def parse(text: str | bytes, *, max_bytes: int = MAX_BYTES, constants: bool = Fa
         constants: True to accept NaN, Infinity and -Infinity, which Python writes but JSON does not define.
 
     Raises:
-        JsonError: It is not JSON, too long, nested deeper than `MAX_DEPTH`, or holds a number or a string
+        JsonError: The text is not JSON, too long, nested deeper than `MAX_DEPTH`, or holds a number or a string
             that no other program could read.
     """
     if len(text) > max_bytes:
@@ -107,8 +107,8 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> byte
     """Read the bytes of a regular file of at most `max_bytes`.
 
     Raises:
-        JsonError: It is longer than `max_bytes`, or not a regular file.
-        OSError: It can't be read.
+        JsonError: The file is longer than `max_bytes`, or not a regular file.
+        OSError: The file can't be read.
     """
     # Without O_NONBLOCK, opening a pipe waits for a writer.
     descriptor = os.open(Path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -20,7 +20,7 @@ def open_locked(path: str | Path) -> IO[bytes]:
 
     Raises:
         BlockingIOError: Another process has locked it.
-        OSError: It can't be opened for writing, or is a link.
+        OSError: The file can't be opened for writing, or is a link.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     file = os.fdopen(descriptor, "r+b", buffering=0)
@@ -80,8 +80,8 @@ def signal_owner(path: str | Path, number: int) -> str:
     try:
         if os.lstat(path).st_uid != os.geteuid():
             return "the run is another user's"
-        said = json_reader.read(Path(path))
-        pid, began, host = int(said["pid"]), float(said["began"]), str(said["host"])
+        content = json_reader.read(Path(path))
+        pid, began, host = int(content["pid"]), float(content["began"]), str(content["host"])
     except (OSError, ValueError, KeyError, TypeError):
         return "the run does not give its process"
     if host != socket.gethostname():

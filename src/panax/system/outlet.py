@@ -16,8 +16,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Outlet:
-    """Ordered output to a stream. If the reader is gone, output is discarded; a full disk loses some: neither
-    raises an error."""
+    """Ordered output to a stream. If the reader is gone, output is discarded; on a full disk, some is lost.
+    Neither raises an error."""
 
     def __init__(self, stream: IO[str], max_waiting: int = MAX_PENDING_BYTES):
         """Start the thread that writes.

@@ -11,11 +11,11 @@ OWNER_MARKER = ".made-by-panax"
 
 
 def make_owned_dir(folder: Path) -> Path:
-    """Make a folder with Panax's marker in it, or check that it has one.
+    """Create a folder with Panax's marker in it, or check that an existing folder has the marker.
 
     Raises:
-        FileExistsError: It is not empty and has no marker: it is not Panax's.
-        OSError: It can't be made.
+        FileExistsError: The folder is not empty and has no marker, so it is not Panax's.
+        OSError: The folder can't be created.
     """
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / OWNER_MARKER

@@ -39,11 +39,11 @@ def replace_file(path: Path, content: str | bytes, *, private: bool = False) -> 
     """Replace a file, created if missing.
 
     Args:
-        content: The whole content; a text is written as UTF-8, with "?" for what has no form in it.
+        content: The whole content; a text is written as UTF-8, with "?" for characters that UTF-8 can't encode.
         private: True for a file that only this user may read or write, whatever the umask permits.
 
     Raises:
-        OSError: It can't be written.
+        OSError: The file can't be written.
     """
     data = content.encode(errors="replace") if isinstance(content, str) else content
     with replacement(path) as partial:
@@ -56,7 +56,7 @@ def replace_json(path: Path, value: Any, *, indent: int = 1) -> None:
     """Replace a file by a value as JSON.
 
     Raises:
-        OSError: It can't be written.
+        OSError: The file can't be written.
     """
     replace_file(path, json.dumps(value, indent=indent) + "\n")
 

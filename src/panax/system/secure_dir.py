@@ -8,17 +8,19 @@ from pathlib import Path
 
 
 def make_private_folder(path: str | Path) -> Path:
-    """Make a folder that only this user can write to, or check that it is one.
+    """Create a folder that only this user can write to, or check that an existing folder is private in this
+    way.
 
-    Its parents are made too if they are missing, and must belong to this user or root; a parent that all may
-    write to must be sticky, as `/tmp` and `/dev/shm` are, so that no other user can replace this folder.
+    Missing parents are created too; all parents must belong to this user or root; a parent that all may write
+    to must be sticky, as `/tmp` and `/dev/shm` are, so that no other user can replace this folder.
 
     Returns:
         The folder, without links in its path.
 
     Raises:
-        PermissionError: It is a link, it or a parent belongs to another user, or others may write to it.
-        OSError: It can't be made.
+        PermissionError: The folder is a link, it or a parent belongs to another user, or others may write to
+            it.
+        OSError: The folder can't be created.
     """
     path = Path(path)
     if path.is_symlink():

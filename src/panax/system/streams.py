@@ -12,8 +12,8 @@ from .outlet import Outlet
 
 
 def repair_streams() -> None:
-    """Open the standard streams of a process: closed ones lead nowhere, and characters that the encoding
-    lacks are escaped.
+    """Open the standard streams of a process: closed ones are opened as the null device, and characters that
+    the encoding lacks are escaped.
 
     Otherwise a file that is opened while a standard descriptor is closed would take its number, and libraries
     would print into that file.

@@ -7,7 +7,7 @@ def align_columns(rows: Sequence[Sequence[str]], left: int | Collection[int] = 1
     """Format rows as aligned columns: some flush left, the others flush right.
 
     Args:
-        left: The first so many columns, or the numbers of those flush left.
+        left: Number of first columns that are flush left, or the indices of the columns that are.
 
     >>> align_columns([("a", "10"), ("bcd", "2")])
     ['a    10', 'bcd   2']

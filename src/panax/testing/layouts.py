@@ -67,15 +67,15 @@ def check_task(
     Args:
         batch: One global batch, in the form in which a source returns it. Its rows must divide over the
             layouts.
-        axes: The logical axes of each of its leaves; by default the task's, and of other leaves only rows are
-            sharded.
-        layouts: Mesh axis to size, each; by default every axis that the task supports with 2 devices, and
-            most of them together.
+        axes: The logical axes of each leaf of the batch; by default the task's, and of other leaves only rows
+            are sharded.
+        layouts: Mesh axis to size, for each layout; by default every axis that the task supports with 2
+            devices, and most axes together.
         tolerance: By default the rounding of sums over the batch, in the dtype that the task computes in.
 
     Raises:
-        AssertionError: A layout trains differently; the message has the tensor and the distance. Or no layout
-            fits.
+        AssertionError: A layout trains differently, and the message has the tensor and the distance; or no
+            layout fits.
         LayoutError: A sum over devices is missing.
     """
     comparison = LayoutComparison(task, batch, axes=axes, rules=rules, tolerance=tolerance)
@@ -133,7 +133,7 @@ class LayoutComparison:
         """Train on a layout that fits.
 
         Raises:
-            AssertionError: It trains differently from one device; the message has the tensor and the
+            AssertionError: The layout trains differently from one device; the message has the tensor and the
                 distance.
             LayoutError: A sum over devices is missing.
         """
@@ -220,23 +220,23 @@ def _compare(layout: str, many: TrainedModel, one: TrainedModel, tolerance: floa
             f"{layout}: the first {name} depends on the mesh; draw it by its name"
         )
     _assert_close(f"{layout}: the gradient", many.gradient, one.gradient, tolerance)
-    for number, (loss, wanted) in enumerate(zip(many.losses, one.losses)):
-        assert abs(loss - wanted) <= tolerance * (number + 1) * abs(wanted), (
-            f"{layout}: the loss of step {number} is {loss:.9g}, on one device {wanted:.9g}; expected them within "
+    for number, (loss, expected) in enumerate(zip(many.losses, one.losses)):
+        assert abs(loss - expected) <= tolerance * (number + 1) * abs(expected), (
+            f"{layout}: the loss of step {number} is {loss:.9g}, on one device {expected:.9g}; expected them within "
             f"{tolerance:.1g}. Look for a sum over devices that is missing, or made twice"
         )
     _assert_close(f"{layout}: after {STEPS} steps", many.last, one.last, tolerance * STEPS)
 
 
-def _assert_close(what: str, found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], tolerance: float) -> None:
-    """Compare tensors by their norms. A tensor that is only rounding error is compared relative to the
-    tensors it results from: all of them."""
+def _assert_close(label: str, actual: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float) -> None:
+    """Compare tensors by their norms. A tensor that is only rounding error is compared relative to all tensors
+    together, from which the error results."""
     norm: Callable[[Any], float] = lambda leaf: float(np.linalg.norm(leaf.astype(np.float64)))  # noqa: E731
-    noise = 2.0**-24 * math.sqrt(sum(norm(leaf) ** 2 for leaf in wanted.values()))
-    for name, leaf in wanted.items():
-        distance, allowed = norm(found[name].astype(np.float64) - leaf), tolerance * norm(leaf) + noise
+    noise = 2.0**-24 * math.sqrt(sum(norm(leaf) ** 2 for leaf in expected.values()))
+    for name, leaf in expected.items():
+        distance, allowed = norm(actual[name].astype(np.float64) - leaf), tolerance * norm(leaf) + noise
         assert distance <= allowed, (
-            f"{what}, {name} is {distance:.3g} from one device's, which has a norm of {norm(leaf):.3g}; expected at most "
+            f"{label}, {name} is {distance:.3g} from one device's, which has a norm of {norm(leaf):.3g}; expected at most "
             f"{allowed:.3g}. Look for a sum over devices that is missing, or made twice, in code that reads it"
         )
 

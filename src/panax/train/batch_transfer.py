@@ -21,7 +21,7 @@ class HeldRows:
     """The rows of a global batch that a set of devices holds.
 
     Attributes:
-        rows: Their indices in the batch, ascending, not necessarily contiguous.
+        rows: Indices of the rows in the batch, ascending, not necessarily contiguous.
         batch_size: Number of rows of the whole batch.
     """
 
@@ -61,7 +61,7 @@ def check_leaves(task: Task, names: Collection[str]) -> None:
     missing = sorted(task.required_leaves - set(names))
     strange = sorted(set(names) - known)
     absent = sorted(known - set(names))
-    likely = {leaf: name for leaf in absent if (name := _meant_as(leaf, strange, task.leaf_aliases)) is not None}
+    likely = {leaf: name for leaf in absent if (name := _find_misnamed(leaf, strange, task.leaf_aliases)) is not None}
     if not missing and not (task.required_leaves and likely):
         return
     kind = type(task).__name__
@@ -75,17 +75,19 @@ def check_leaves(task: Task, names: Collection[str]) -> None:
         if leaf in likely or leaf in names
     }
     line = ", ".join(f'"{leaf}": batch["{name}"]' for leaf, name in named.items())
-    how = f"; write {{{line}}}" if likely else ""
-    what = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(likely.values())}, which {kind} does not read"
-    raise DataError(f"the batch has the leaves {', '.join(sorted(names))}, and {what}; {kind} takes {takes}{how}")
+    hint = f"; write {{{line}}}" if likely else ""
+    problem = (
+        f"lacks {', '.join(missing)}" if missing else f"has {', '.join(likely.values())}, which {kind} does not read"
+    )
+    raise DataError(f"the batch has the leaves {', '.join(sorted(names))}, and {problem}; {kind} takes {takes}{hint}")
 
 
-def _meant_as(own: str, strange: Collection[str], other_names: Mapping[str, tuple[str, ...]]) -> str | None:
-    """Return the unknown leaf that is likely meant as `own`."""
-    for name in other_names.get(own, ()):
+def _find_misnamed(leaf: str, strange: Collection[str], other_names: Mapping[str, tuple[str, ...]]) -> str | None:
+    """Return the unknown leaf that is likely meant as `leaf`."""
+    for name in other_names.get(leaf, ()):
         if name in strange:
             return name
-    close = difflib.get_close_matches(own, strange, n=1, cutoff=0.8)
+    close = difflib.get_close_matches(leaf, strange, n=1, cutoff=0.8)
     return close[0] if close else None
 
 
@@ -115,13 +117,13 @@ def find_held_rows(devices: Collection[Any], sharding: Sharding, batch_size: int
     """Return the rows that `devices` hold of `batch_size` rows with this sharding.
 
     Args:
-        sharding: Of an array with rows as its only dimension.
+        sharding: Sharding of an array with rows as its only dimension.
     """
-    held = np.zeros(batch_size, np.bool_)
+    is_held = np.zeros(batch_size, np.bool_)
     for device, (rows,) in sharding.devices_indices_map((batch_size,)).items():
         if device in devices:
-            held[rows] = True
-    return HeldRows(np.flatnonzero(held), batch_size)
+            is_held[rows] = True
+    return HeldRows(np.flatnonzero(is_held), batch_size)
 
 
 def global_array(leaf: np.ndarray, held: HeldRows, sharding: Sharding) -> jax.Array:

@@ -59,10 +59,10 @@ def check_plain(program: "Program") -> None:
     """Check that a collecting task is not combined with features that require one update per step.
 
     Raises:
-        RecipeError: It is; the message names the setting to remove.
+        RecipeError: The task is combined with such a feature; the message names the setting to remove.
     """
     renewal = program.transformation.renewal
-    for asked, setting in (
+    for is_set, setting in (
         (not program.comms.is_plain, "comms"),
         (program.tables is not None, "tables of parameters"),
         (
@@ -70,7 +70,7 @@ def check_plain(program: "Program") -> None:
             f"{type(program.optimizer).__name__}, which renews its state {'' if renewal is None else renewal.description}",
         ),
     ):
-        if asked:
+        if is_set:
             raise RecipeError(
                 f"{type(program.task).__name__} makes {program.task.updates_per_step} updates in a step, which can't be combined "
                 f"with {setting}; remove them"
@@ -80,8 +80,8 @@ def check_plain(program: "Program") -> None:
 def take_collecting_step(
     program: "Program", state: TrainState, batch: Batch, batch_axes: Mapping[str, Axes] | None
 ) -> tuple[TrainState, Scalars]:
-    """Repeat `rollouts_per_step` times: collect, then make `updates` updates. Scalars are means over them, or the
-    last ones (`LAST_VALUE_NAMES`)."""
+    """Repeat `rollouts_per_step` times: collect, then make `updates` updates. Scalars are means over all
+    updates, or the last values (`LAST_VALUE_NAMES`)."""
     task = _task_of(program)
     numbered = prepare_batch(program.task, batch, batch_axes).batch
     step, key = state.step, state.step_key
@@ -143,41 +143,43 @@ def _updates(
             after = jax.tree.map(lambda new, old: jnp.where(going, new, old), after, state)
         return (after, going), (_Packed.of(scalars), going)
 
-    def updates(begun: TrainState) -> tuple[TrainState, UpdateOutcome]:
-        (state, _), made = jax.lax.scan(update, (begun, jnp.bool_(True)), jnp.arange(task.updates))
+    def updates(initial: TrainState) -> tuple[TrainState, UpdateOutcome]:
+        (state, _), outcome = jax.lax.scan(update, (initial, jnp.bool_(True)), jnp.arange(task.updates))
         skipped = program.transformation.on_skipped_step
         if task.may_stop_early and skipped is not None:
             # Advance the schedule by the omitted updates, which the run's total number of updates includes.
-            left_out = task.updates - made[1].sum(dtype=jnp.int32)
+            left_out = task.updates - outcome[1].sum(dtype=jnp.int32)
             state = dataclasses.replace(state, optimizer_state=skipped(state.optimizer_state, left_out))
-        return state, made
+        return state, outcome
 
-    begun = dataclasses.replace(state, model_state=dict(collected.state))
+    initial = dataclasses.replace(state, model_state=dict(collected.state))
     faults = [metric.has_failed for metric in collected.metrics.values() if isinstance(metric, DataChecks)]
-    state, made = _unless(faults, updates, begun) if faults else updates(begun)
-    return dataclasses.replace(state, model_state={**collected.kept, **state.model_state}), made
+    state, outcome = _unless(faults, updates, initial) if faults else updates(initial)
+    return dataclasses.replace(state, model_state={**collected.kept, **state.model_state}), outcome
 
 
-def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], begun: TrainState) -> Any:
-    """Run the updates; if a fault was found, return the initial state and scalars of no weight."""
+def _unless(faults: list[jax.Array], updates: Callable[[TrainState], Any], initial: TrainState) -> Any:
+    """Run the updates; if a fault was found in the data, return the initial state and scalars of no weight."""
     has_fault = functools.reduce(jnp.logical_or, faults)
-    shapes = jax.eval_shape(updates, begun)[1]
+    shapes = jax.eval_shape(updates, initial)[1]
 
-    def none(made: Any) -> Any:
-        if isinstance(made, DataChecks):
-            return DataChecks(jnp.full(made.worst.shape, NO_FAULT, made.worst.dtype), made.checks, made.advice)
-        return jnp.zeros(made.shape, made.dtype)
+    def none(outcome: Any) -> Any:
+        if isinstance(outcome, DataChecks):
+            return DataChecks(
+                jnp.full(outcome.worst.shape, NO_FAULT, outcome.worst.dtype), outcome.checks, outcome.advice
+            )
+        return jnp.zeros(outcome.shape, outcome.dtype)
 
     nothing = jax.tree.map(none, shapes, is_leaf=lambda made: isinstance(made, DataChecks))
     if current_target().traits.cheap_branches:
-        return jax.lax.cond(has_fault, lambda: (begun, nothing), lambda: updates(begun))
-    return jax.tree.map(lambda new, old: jnp.where(has_fault, old, new), updates(begun), (begun, nothing))
+        return jax.lax.cond(has_fault, lambda: (initial, nothing), lambda: updates(initial))
+    return jax.tree.map(lambda new, old: jnp.where(has_fault, old, new), updates(initial), (initial, nothing))
 
 
-def _over_updates(made: UpdateOutcome) -> dict[str, Any]:
+def _over_updates(outcome: UpdateOutcome) -> dict[str, Any]:
     """Reduce the scalars of updates [collection, update] to those of the step; updates that were not made
     have no weight."""
-    scalars, counted = made[0].unpacked(), made[1]
+    scalars, counted = outcome[0].unpacked(), outcome[1]
     weight = jnp.maximum(counted.sum(), 1).astype(jnp.float32)
     flat = counted.reshape(-1)
     last = jnp.where(flat.any(), flat.size - 1 - jnp.argmax(flat[::-1]), flat.size - 1)

@@ -80,7 +80,7 @@ class CompiledStep:
 
     Attributes:
         compile_seconds: Total compile time of all programs so far.
-        kernels_taken: The kernel that training programs use for each kind of work, and why, one line each.
+        kernels_used: The kernel that training programs use for each kind of work, and why, one line each.
         when_traced: Callback that receives the trace of each training program.
     """
 
@@ -122,7 +122,7 @@ class CompiledStep:
         self.shapes_allowed = shapes_allowed
         self._donated = (0,) if donates else ()
         self.compile_seconds = 0.0
-        self.kernels_taken: list[str] = []
+        self.kernels_used: list[str] = []
         self.when_traced: Callable[[Any], None] = lambda traced: None
         self.shardings: TrainState = placement.storage_shardings(program.abstract, program.axes)
         small = small_program_options(placement.target)
@@ -145,12 +145,12 @@ class CompiledStep:
             initial_values: Parameters and model state to begin with, in their shards; donated.
 
         Raises:
-            RecipeError: It does not fit in the memory of the devices.
+            RecipeError: The state does not fit in the memory of the devices.
         """
         return self._initializer.init(seed, initial_values)
 
     def init_params(self, seed: int, mask: Any) -> Any:
-        """Initialize some parameters as `init` does, without memory for the others.
+        """Initialize the parameters that `mask` selects as `init` does, without memory for the others.
 
         Args:
             mask: Bools with the structure of the parameters; the result has None in place of False.
@@ -346,7 +346,7 @@ class CompiledStep:
         return self._program_for(self._evaluate, batch, self._compile_evaluate, self.shapes_allowed + 1)(state, batch)
 
     def summarize(self, state: TrainState, batch: Mapping[str, jax.Array], summary: Callable[[Any, Any], Any]) -> Any:
-        """Compute `summarize_collectives` of the parameters and this batch's gradients, in one program; the state is not
+        """Compute `summary` of the parameters and this batch's gradients, in one program; the state is not
         donated.
 
         Args:
@@ -391,7 +391,7 @@ class CompiledStep:
         with self.placement.activate(), use_kernels(self.program.kernels.names) as selections:
             traced = step.trace(self._abstract_state(), self._abstract_batch(batch))
         self.program.kernels.check_effect(selections.values())
-        self.kernels_taken += [line for line in selections if line not in self.kernels_taken]
+        self.kernels_used += [line for line in selections if line not in self.kernels_used]
         return self._checked_program(traced)
 
     def _compile_train(self, batch: Mapping[str, Any]) -> Any:

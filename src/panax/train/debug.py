@@ -69,9 +69,9 @@ class DebugStep:
     def __call__(self, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Scalars]:
         with _eager(), use_kernels(self.program.kernels.names):
             with use_eager_values():
-                before, seen = self.program.first_update_inputs(state, batch)
+                before, loss_batch = self.program.first_update_inputs(state, batch)
                 micro_batches = split_rows(
-                    prepare_batch(self.program.task, seen).batch, self.program.config.micro_batches
+                    prepare_batch(self.program.task, loss_batch).batch, self.program.config.micro_batches
                 )
                 for i in range(self.program.config.micro_batches):
                     part = jax.tree.map(lambda leaf, i=i: leaf[i], micro_batches)

@@ -41,7 +41,7 @@ class StateInitializer:
         return self._call(self._create, seed)
 
     def init_params(self, seed: int, mask: Any) -> Any:
-        """Initialize some parameters; see `CompiledStep.init_params`."""
+        """Initialize the parameters that `mask` selects; see `CompiledStep.init_params`."""
         check_memory(self._program.abstract, self._shardings)
         if not any(jax.tree.leaves(mask)):
             return eqx.filter(mask, False)
@@ -73,10 +73,10 @@ def check_memory(abstract: Any, shardings: Any) -> None:
         shardings: The sharding of each leaf.
 
     Raises:
-        RecipeError: They do not fit.
+        RecipeError: The parameters and moments do not fit.
     """
     params, moments = (
-        _held(getattr(abstract, name), getattr(shardings, name)) for name in ("params", "optimizer_state")
+        _bytes_by_device(getattr(abstract, name), getattr(shardings, name)) for name in ("params", "optimizer_state")
     )
     # The task checks its own state, such as a replay buffer.
     for device in {*params, *moments}:
@@ -100,17 +100,17 @@ def _limit(device: Any) -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
-def _held(tree: Any, shardings: Any) -> Mapping[Any, int]:
+def _bytes_by_device(tree: Any, shardings: Any) -> Mapping[Any, int]:
     """Return the bytes of the leaves on each device of this process, without leaves offloaded to host
     memory."""
-    found: dict[Any, int] = {}
+    device_bytes: dict[Any, int] = {}
     for leaf, sharding in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings)):
         if sharding.memory_kind not in (None, _usual_memory(sharding)):
             continue
         size = _bytes(sharding.shard_shape(leaf.shape), leaf.dtype)
         for device in sharding.addressable_devices:
-            found[device] = found.get(device, 0) + size
-    return found
+            device_bytes[device] = device_bytes.get(device, 0) + size
+    return device_bytes
 
 
 def _usual_memory(sharding: Any) -> str:

@@ -38,8 +38,8 @@ def check_effect(scales: bool, task: str, scale: float | None, steps: int | None
     Raises:
         RecipeError: A setting has no effect; the message names it.
     """
-    given = {"step.loss_scale": scale, "step.loss_scale_steps": steps}
-    for name, value in given.items():
+    settings = {"step.loss_scale": scale, "step.loss_scale_steps": steps}
+    for name, value in settings.items():
         if value is not None and not scales:
             raise RecipeError(
                 f'{name}={value} has no effect: {task} does not compute in float16; set task.compute_dtype to "float16", or '

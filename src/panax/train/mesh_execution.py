@@ -130,16 +130,18 @@ def compute_mesh_gradients(
 
     specs = _specs(layout, task, inputs.params, inputs.model_state, inputs.batch, axes)
     row_specs = None if tables is None else tables.gradient_specs(layout)
-    free = jax.tree.map(lambda spec, keep: spec if keep else None, specs[0], rule.dense_mask, is_leaf=_is_spec)
+    free = jax.tree.map(
+        lambda spec, is_trained: spec if is_trained else None, specs[0], rule.dense_mask, is_leaf=_is_spec
+    )
     out = Gradients(free, PartitionSpec(), specs[1], PartitionSpec(), row_specs)  # pyright: ignore[reportArgumentType]
     named = {name: leaf_axes for name, _, leaf_axes in pair_axes(inputs.params, parameter_axes)}
 
-    def of_replicas(kept: Mapping[str, Any] | None) -> Any:
+    def of_replicas(arrays: Mapping[str, Any] | None) -> Any:
         # Each replica holds its own value: one more dimension, over the axes of the slow network.
-        if kept is None or rule.comms is None:
+        if arrays is None or rule.comms is None:
             return None
         over = rule.comms.over
-        return {name: PartitionSpec(*over, *partition_entries(layout.storage(named[name]))) for name in kept}
+        return {name: PartitionSpec(*over, *partition_entries(layout.storage(named[name]))) for name in arrays}
 
     residuals, delayed = of_replicas(inputs.residuals), of_replicas(inputs.delayed)
     shardings = GradientInputs(*specs, PartitionSpec(), residuals, PartitionSpec(), delayed)  # pyright: ignore[reportArgumentType]
@@ -236,7 +238,7 @@ def _reduce_once(
     named = {path_name(path): (g, a) for (path, g), a in zip(leaves, treedef.flatten_up_to(axes))}
     sums: dict[str, Any] = {name: None for name, (gradient, _) in named.items() if gradient is None}
     rest = {}
-    met = set() if early is None else early.met
+    met = set() if early is None else early.received
     for name, (gradient, leaf_axes) in named.items():
         if name in met:
             sums[name] = gradient

@@ -66,12 +66,12 @@ class WidthFactors:
 
     def describe(self) -> list[str]:
         """Describe the factors: a line for each pair of factors, with the parameters that have it."""
-        found: dict[tuple[float, float], list[str]] = {}
+        names_by_factors: dict[tuple[float, float], list[str]] = {}
         for name, rate in self.rates.items():
-            found.setdefault((rate, self.scales.get(name, 1.0)), []).append(name)
+            names_by_factors.setdefault((rate, self.scales.get(name, 1.0)), []).append(name)
         return [
             f"muP  rate x {rate:.4g}" + (f", begun x {scale:.4g}" if scale != 1 else "") + f": {', '.join(names)}"
-            for (rate, scale), names in found.items()
+            for (rate, scale), names in names_by_factors.items()
         ]
 
 
@@ -79,7 +79,7 @@ def width_factors(task: Task) -> WidthFactors | None:
     """Return the factors of a task that names a narrower one; None for others.
 
     Raises:
-        RecipeError: The two differ in more than widths, or there is no rule for a difference.
+        RecipeError: The two tasks differ in more than widths, or there is no rule for a difference.
     """
     narrow = task.mup_base_task
     if narrow is None:

@@ -23,43 +23,43 @@ def check_sums(comms: Comms, task: Task, layout: Layout) -> None:
     """Check that the mesh and the task support reduction during the backward pass.
 
     Raises:
-        RecipeError: They do not; the message names the fix.
+        RecipeError: The mesh or the task does not support it; the message names the fix.
     """
     if comms.sums == "at_end":
         return
-    asked = f'comms.sums="{comms.sums}"'
+    setting = f'comms.sums="{comms.sums}"'
     if not task.names_axes:
         raise RecipeError(
-            f"{asked}: {type(task).__name__} names no axes, so XLA schedules its gradient sums; remove comms.sums"
+            f"{setting}: {type(task).__name__} names no axes, so XLA schedules its gradient sums; remove comms.sums"
         )
     if layout.sizes["replica"] * layout.sizes["context"] == 1:
         raise RecipeError(
-            f"{asked} has no effect: with replica=1 and context=1 gradients of layers are scattered as they are formed, and not "
-            f"added up; remove comms.sums"
+            f"{setting} has no effect: with replica=1 and context=1 gradients of layers are scattered as they are formed, and "
+            f"not added up; remove comms.sums"
         )
     if layout.sizes["stage"] > 1:
         raise RecipeError(
-            f"{asked}: stages of a pipeline add their gradients up after its last tick; set mesh.stage=1, or remove comms.sums"
+            f"{setting}: stages of a pipeline add their gradients up after its last tick; set mesh.stage=1, or remove comms.sums"
         )
     if layout.zero.scatters_per_step:
         raise RecipeError(
-            f'{asked} with rules.zero="1", which scatters gradients once a step; set it to "2" or "3", or remove comms.sums'
+            f'{setting} with rules.zero="1", which scatters gradients once a step; set it to "2" or "3", or remove comms.sums'
         )
     if comms.compress and task.scales_loss:
         raise RecipeError(
-            f"{asked} with comms.compress: gradients of a loss scaled for float16 still have its factor, unlike the "
+            f"{setting} with comms.compress: gradients of a loss scaled for float16 still have its factor, unlike the "
             "residuals; remove "
             f"one of the two, or set task.compute_dtype to bfloat16"
         )
 
 
-def early_sums(params: Any, axes: Any, comms: Comms, owed: Residuals, layout: Layout) -> GradReduceOverlap | None:
+def early_sums(params: Any, axes: Any, comms: Comms, residuals: Residuals, layout: Layout) -> GradReduceOverlap | None:
     """Return the reductions to run during the backward pass; None if all run after it.
 
     Args:
         params: A device's shards.
         axes: The logical axes at each leaf, with the structure of `params`.
-        owed: A device's residuals, with leading dimensions of 1.
+        residuals: A device's residuals, with leading dimensions of 1.
     """
     if comms.sums == "at_end":
         return None
@@ -78,7 +78,7 @@ def early_sums(params: Any, axes: Any, comms: Comms, owed: Residuals, layout: La
             ways[name] = rows
     # If a single layer is too small to be split, though its stack is not, the stack is reduced at the end.
     names = frozenset(alone | ways.keys())
-    front = {} if owed is None else {name: owed[name].reshape(named[name][0].shape) for name in ways}
+    front = {} if residuals is None else {name: residuals[name].reshape(named[name][0].shape) for name in ways}
 
     def reduce(name: str, gradient: jax.Array, left: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
         share, over = check_share(name, gradient, named[name][1][1:], layout)
@@ -104,7 +104,7 @@ def early_sums(params: Any, axes: Any, comms: Comms, owed: Residuals, layout: La
 def early_residuals(early: GradReduceOverlap | None, name: str, before: jax.Array) -> jax.Array:
     """Return a parameter's residuals from the backward pass, in the shape of the state."""
     assert early is not None
-    return early.owed[name].reshape(before.shape)
+    return early.residuals[name].reshape(before.shape)
 
 
 def check_share(name: str, gradient: jax.Array, axes: Axes, layout: Layout) -> tuple[jax.Array, MeshAxes]:

@@ -28,15 +28,15 @@ def with_compute_dtype(task: Task, target: Target, say: Callable[[str], None], *
             say(f"compute dtype  bfloat16, as set; {slow}: float32 is likely to be faster (task.compute_dtype)")
         return task
     if recorded:
-        why = "as this run began" + (f", although {slow}" if recorded == "bfloat16" and slow else "")
+        reason = "as this run began" + (f", although {slow}" if recorded == "bfloat16" and slow else "")
         dtype = recorded
     else:
         dtypes = gather_texts(default_dtype(target))
         dtype = "bfloat16" if set(dtypes) == {"bfloat16"} else "float32"
-        why = slow or f"{'this processor' if target.platform == 'cpu' else target} has instructions for it"
+        reason = slow or f"{'this processor' if target.platform == 'cpu' else target} has instructions for it"
         if dtype == "float32" and not slow:
-            why = f"process {dtypes.index('float32')} of this job has no instructions for bfloat16"
-    say(f"compute dtype  {dtype} (auto: {why})")
+            reason = f"process {dtypes.index('float32')} of this job has no instructions for bfloat16"
+    say(f"compute dtype  {dtype} (auto: {reason})")
     return task.with_compute_dtype(dtype)
 
 
@@ -44,14 +44,14 @@ def check_precision(task: Task, target: Target) -> None:
     """Check that the target supports the task's matmul precision.
 
     Raises:
-        RecipeError: It does not; the message names those it supports.
+        RecipeError: The target does not support the precision; the message names the supported ones.
     """
-    wanted, offered = task.matmul_precision, target.matmul_precisions
-    if wanted is not None and wanted not in offered:
-        instead = '. task.compute_dtype="bfloat16" multiplies in bfloat16 there' if wanted == "bfloat16" else ""
+    precision, offered = task.matmul_precision, target.matmul_precisions
+    if precision is not None and precision not in offered:
+        instead = '. task.compute_dtype="bfloat16" multiplies in bfloat16 there' if precision == "bfloat16" else ""
         raise RecipeError(
-            f'task.matmul_precision="{wanted}": {target} multiplies float32 in {" or ".join(offered)}; set it to one of these, '
-            f"or to None for the platform's default{instead}"
+            f'task.matmul_precision="{precision}": {target} multiplies float32 in {" or ".join(offered)}; set it to one of '
+            f"these, or to None for the platform's default{instead}"
         )
 
 

@@ -167,7 +167,7 @@ class Program:
 
     @property
     def has_average(self) -> bool:
-        """True if an average of the parameters is kept and evaluated instead of them."""
+        """True if an average of the parameters is computed, and evaluated in their place."""
         return self.abstract.averaged is not None
 
     def step(
@@ -276,8 +276,8 @@ class Program:
         if isinstance(self.task, CollectingTask):
             return first_batch(self, state, batch)
         if self.growing is not None:
-            given = self.growing.assign_rows(state, batch, batch_row_axes(batch))
-            return given.state, given.batch
+            assigned = self.growing.assign_rows(state, batch, batch_row_axes(batch))
+            return assigned.state, assigned.batch
         return state, batch
 
     def _with_rows(

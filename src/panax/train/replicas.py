@@ -90,22 +90,22 @@ def _with_delayed(program: "Program", abstract: TrainState, axes: TrainState, la
         name: (leaf, tuple(axes)) for (name, leaf, axes), keep in zip(named, jax.tree.leaves(program.trainable)) if keep
     }
     shapes = {name: leaf for name, (leaf, _) in free.items()}
-    held = jax.eval_shape(lambda: DelayedGradient.initial(program.comms, shapes, layout))
+    delayed = jax.eval_shape(lambda: DelayedGradient.initial(program.comms, shapes, layout))
     terms = {name: lies for name, (_, lies) in delayed_state_spec(program.comms, free, layout).items()}
-    moved = None if held.moved is None else {name: lies for name, (_, lies) in free.items()}
-    lies = _unflattened(held, DelayedGradient, terms, (), (), moved)
-    return _replaced(abstract, delayed=held), _replaced(axes, delayed=lies)
+    moved = None if delayed.moved is None else {name: lies for name, (_, lies) in free.items()}
+    lies = _unflattened(delayed, DelayedGradient, terms, (), (), moved)
+    return _replaced(abstract, delayed=delayed), _replaced(axes, delayed=lies)
 
 
 def initial_replicas(program: "Program", state: TrainState) -> TrainState:
     """Add the initial per-replica state of the program's mesh to a state."""
     abstract = program.abstract
     if abstract.owed is not None:
-        owed = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in abstract.owed.items()}
-        state = dataclasses.replace(state, owed=owed)
+        residuals = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in abstract.owed.items()}
+        state = dataclasses.replace(state, owed=residuals)
     if abstract.delayed is not None:
-        held = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract.delayed)
-        state = dataclasses.replace(state, delayed=held)
+        delayed = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract.delayed)
+        state = dataclasses.replace(state, delayed=delayed)
     if abstract.replicas is None:
         return state
     count = jax.tree.leaves(abstract.replicas.params)[0].shape[0]
@@ -174,17 +174,19 @@ def _alike(program: "Program", state: TrainState, count: int) -> Replicas:
 
 
 def _check_optimizer(program: "Program") -> None:
-    asked, name = f"comms.local_steps={program.comms.local_steps}", type(program.optimizer).__name__
+    setting, name = f"comms.local_steps={program.comms.local_steps}", type(program.optimizer).__name__
     if program.abstract.parts is not None:
         raise RecipeError(
-            f"{asked}: the step part {next(iter(program.abstract.parts))} has state of its own, of which each replica would "
+            f"{setting}: the step part {next(iter(program.abstract.parts))} has state of its own, of which each replica would "
             f"have another; remove the part, or local steps"
         )
     if program.transformation.renewal is not None:
-        raise RecipeError(f"{asked}: {name} renews state in a program with a single copy of it; use another optimizer")
+        raise RecipeError(
+            f"{setting}: {name} renews state in a program with a single copy of it; use another optimizer"
+        )
     if program.has_average:
         raise RecipeError(
-            f"{asked}: each replica would have a separate average of its parameters; set step.ema_decay to None, and use an "
+            f"{setting}: each replica would have a separate average of its parameters; set step.ema_decay to None, and use an "
             f"optimizer that averages nothing"
         )
 

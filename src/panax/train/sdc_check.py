@@ -59,16 +59,16 @@ class RolledReplay:
     def replay_step(
         self, state: TrainState, batch: Mapping[str, jax.Array]
     ) -> tuple[TrainState, Mapping[str, Any], np.ndarray]:
-        """Take a step here from a state and a batch on the usual mesh.
+        """Take a step on the rolled mesh from a state and a batch on the usual mesh.
 
         Returns:
-            The new state and the scalars, on this mesh, and the checksums of each of their logical shards, as
-            in `ShardSums`.
+            The new state and the scalars, on the rolled mesh, and the checksums of each of their logical
+            shards, as in `ShardSums`.
         """
-        taken = self.step(*self.roll((state, dict(batch)))) if self.places else self.step(state, batch)
+        result = self.step(*self.roll((state, dict(batch)))) if self.places else self.step(state, batch)
         # One program computes all checksums, with devices in their usual order.
-        leaves = [relabel_devices(leaf, self._usual) for leaf in jax.tree.leaves(taken)]
-        return *taken, np.roll(self._shard_sums(leaves), -self.places, axis=0)
+        leaves = [relabel_devices(leaf, self._usual) for leaf in jax.tree.leaves(result)]
+        return *result, np.roll(self._shard_sums(leaves), -self.places, axis=0)
 
     def extra_bytes(self, batch: Mapping[str, Any]) -> int | None:
         """Return the additional memory that each device needs compared with a usual step; None if XLA does
@@ -76,8 +76,8 @@ class RolledReplay:
 
         It is the size of the moved state and batch, and of the resulting state.
         """
-        told = self.step.get_compiled(batch).memory_analysis()
-        return None if told is None else int(told.argument_size_in_bytes + told.output_size_in_bytes)
+        memory = self.step.get_compiled(batch).memory_analysis()
+        return None if memory is None else int(memory.argument_size_in_bytes + memory.output_size_in_bytes)
 
     def roll(self, tree: Any) -> Any:
         """Move a tree from the usual mesh to this one: the same logical arrays, with every device's copies

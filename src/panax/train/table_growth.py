@@ -54,7 +54,8 @@ class AssignedBatch(NamedTuple):
         state: The state, with a row for each key of the batch.
         batch: The batch, with row indices in place of keys.
         axes: The logical axes of the batch.
-        counts: `vocabulary/NAME/given`, `taken` and `num_crowded`, as in `RowAssignments`.
+        counts: `vocabulary/NAME/given`, `taken` and `crowded`: `num_assigned`, `num_evicted` and `num_crowded`
+            of `RowAssignments`.
         before: By table, the input of `roll_back`.
     """
 
@@ -132,28 +133,35 @@ class GrowingTables:
         for each in self.growing:
             self._check(each, batch)
             named = named_leaves(state.params)
-            table, kept = named[each.table], dict((state.tables or {})[each.table])
+            table, row_state = named[each.table], dict((state.tables or {})[each.table])
             vocabulary = _vocabulary(state.model_state, each)
             leaves = {leaf: batch[leaf] for leaf in each.leaves}
             seed = jax.random.bits(state.key, (), jnp.uint32)
             function = self._giving(each)
-            arguments = (table, kept, vocabulary, leaves, state.step, seed)
+            arguments = (table, row_state, vocabulary, leaves, state.step, seed)
             layout = current_layout()
             if layout is not None:
-                lies, held, rows, ids = self._specs(each, layout, kept, leaves, axes)
+                lies, state_specs, rows, ids = self._specs(each, layout, row_state, leaves, axes)
                 replicated = PartitionSpec()
                 function = map_over_shards(
                     function,
                     layout,
-                    (lies, held, rows, {leaf: ids[leaf][0] for leaf in leaves}, replicated, replicated),
-                    (lies, held, rows, {leaf: ids[leaf][1] for leaf in leaves}, [replicated] * 3, _before(rows, kept)),
+                    (lies, state_specs, rows, {leaf: ids[leaf][0] for leaf in leaves}, replicated, replicated),
+                    (
+                        lies,
+                        state_specs,
+                        rows,
+                        {leaf: ids[leaf][1] for leaf in leaves},
+                        [replicated] * 3,
+                        _before(rows, row_state),
+                    ),
                 )
-            table, kept, vocabulary, numbers, num_keys, before[each.table] = function(*arguments)
+            table, row_state, vocabulary, numbers, num_keys, before[each.table] = function(*arguments)
             counts |= {
                 f"vocabulary/{each.vocabulary}/{name}": n for name, n in zip(("given", "taken", "crowded"), num_keys)
             }
             batch, axes = _with_numbers(batch, axes, numbers)
-            state = _with(state, each, table, kept, vocabulary)
+            state = _with(state, each, table, row_state, vocabulary)
         return AssignedBatch(state, dict(batch), dict(axes), counts, before)
 
     def roll_back(self, state: TrainState, before: Mapping[str, "RowsBefore"], undo: jax.Array) -> TrainState:
@@ -163,16 +171,18 @@ class GrowingTables:
             state: If `undo`, no other rows may have changed since then.
         """
         for each in self.growing:
-            table, kept = named_leaves(state.params)[each.table], dict((state.tables or {})[each.table])
+            table, row_state = named_leaves(state.params)[each.table], dict((state.tables or {})[each.table])
             vocabulary = _vocabulary(state.model_state, each)
             function: Callable[..., Any] = _undone
             layout = current_layout()
             if layout is not None:
-                lies, held, rows, _ = self._specs(each, layout, kept, {}, {})
-                places = lies, held, rows
-                function = map_over_shards(function, layout, (*places, _before(rows, kept), PartitionSpec()), places)
-            table, kept, vocabulary = function(table, kept, vocabulary, before[each.table], undo)
-            state = _with(state, each, table, kept, vocabulary)
+                lies, state_specs, rows, _ = self._specs(each, layout, row_state, {}, {})
+                places = lies, state_specs, rows
+                function = map_over_shards(
+                    function, layout, (*places, _before(rows, row_state), PartitionSpec()), places
+                )
+            table, row_state, vocabulary = function(table, row_state, vocabulary, before[each.table], undo)
+            state = _with(state, each, table, row_state, vocabulary)
         return state
 
     def lookup_rows(
@@ -219,7 +229,7 @@ class GrowingTables:
                 )
 
     def _specs(
-        self, each: GrowingVocab, layout: Layout, kept: Any, leaves: Any, axes: BatchAxes
+        self, each: GrowingVocab, layout: Layout, state_arrays: Any, leaves: Any, axes: BatchAxes
     ) -> tuple[PartitionSpec, dict[str, PartitionSpec], ShardVocabulary, dict[str, list[PartitionSpec]]]:
         """Return the shardings of the table, its optimizer state, its vocabulary, and each leaf of keys and
         of row indices."""
@@ -229,14 +239,14 @@ class GrowingTables:
 
         table_axes = self.tables.axes[each.table]
         kinds = self.tables.state_axes()[each.table]
-        held = {kind: spec(layout.storage(kinds[kind])) for kind in kept}
+        state_specs = {kind: spec(layout.storage(kinds[kind])) for kind in state_arrays}
         rows = ShardVocabulary._make(
             [spec(layout.storage((table_axes[0], None))), spec(layout.storage(table_axes[:1]))]
         )
         ids = {
             leaf: [spec(layout.compute(axes[leaf])), spec(layout.compute(tuple(axes[leaf])[:-1]))] for leaf in leaves
         }
-        return spec(layout.storage(table_axes)), held, rows, ids
+        return spec(layout.storage(table_axes)), state_specs, rows, ids
 
     def _blocks(self, each: GrowingVocab, vocabulary: ShardVocabulary) -> VocabularyBlocks:
         """Describe a table's vocabulary on this device.
@@ -259,18 +269,18 @@ class GrowingTables:
 
     def _giving(self, each: GrowingVocab) -> Callable[..., Any]:
         def one(
-            table: jax.Array, kept: Any, vocabulary: ShardVocabulary, leaves: Any, step: jax.Array, seed: jax.Array
+            table: jax.Array, row_state: Any, vocabulary: ShardVocabulary, leaves: Any, step: jax.Array, seed: jax.Array
         ) -> tuple[Any, ...]:
             blocks = self._blocks(each, vocabulary)
             rows, vocabulary, decided = blocks.assign(vocabulary, _together(leaves), step)
             first = init_rows(decided.keys, table.shape[1], seed, each.scale)
-            begun = self.tables.optimizer.init_state(first.shape, self.tables.axes[each.table])
+            initial_state = self.tables.optimizer.init_state(first.shape, self.tables.axes[each.table])
             were, place = read_before_write(table, decided.rows, decided.rows)
             before = RowsBefore(decided.rows, were, {}, decided.before)
             table, after = _put(table, place, first), {}
-            for kind, leaf in kept.items():
+            for kind, leaf in row_state.items():
                 before.optimizer_state[kind], place = read_before_write(leaf, decided.rows, decided.rows)
-                after[kind] = _put(leaf, place, begun[kind])
+                after[kind] = _put(leaf, place, initial_state[kind])
             counts = [decided.num_assigned, decided.num_evicted, decided.num_crowded]
             return table, after, vocabulary, _apart(rows, leaves), counts, before
 
@@ -299,7 +309,11 @@ def _put(whole: jax.Array, rows: jax.Array, part: jax.Array) -> jax.Array:
 
 
 def _undone(
-    table: jax.Array, kept: Mapping[str, jax.Array], vocabulary: ShardVocabulary, before: RowsBefore, undo: jax.Array
+    table: jax.Array,
+    row_state: Mapping[str, jax.Array],
+    vocabulary: ShardVocabulary,
+    before: RowsBefore,
+    undo: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array], ShardVocabulary]:
     """Restore the rows on one device.
 
@@ -307,31 +321,35 @@ def _undone(
     """
 
     def one(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-        table, kept, vocabulary = carry[1]
+        table, row_state, vocabulary = carry[1]
         table = _put(table, before.rows, before.values)
-        kept = {kind: _put(leaf, before.rows, before.optimizer_state[kind]) for kind, leaf in kept.items()}
+        row_state = {kind: _put(leaf, before.rows, before.optimizer_state[kind]) for kind, leaf in row_state.items()}
         keys = _put(vocabulary.keys, before.lookup.rows, before.lookup.keys)
-        asked = _put(vocabulary.asked, before.lookup.rows, before.lookup.asked)
-        return jnp.bool_(False), (table, kept, ShardVocabulary(keys, asked))
+        last_used = _put(vocabulary.asked, before.lookup.rows, before.lookup.asked)
+        return jnp.bool_(False), (table, row_state, ShardVocabulary(keys, last_used))
 
     with declare_trip_count(0, 1):
-        return jax.lax.while_loop(lambda carry: carry[0], one, (undo, (table, dict(kept), vocabulary)))[1]
+        return jax.lax.while_loop(lambda carry: carry[0], one, (undo, (table, dict(row_state), vocabulary)))[1]
 
 
-def _before(rows: ShardVocabulary, kept: Mapping[str, Any]) -> RowsBefore:
+def _before(rows: ShardVocabulary, state_arrays: Mapping[str, Any]) -> RowsBefore:
     """Return the shardings of `RowsBefore`, which follow the rows of each shard."""
     places: Any = rows.asked
-    kinds: dict[str, Any] = dict.fromkeys(kept, places)
+    kinds: dict[str, Any] = dict.fromkeys(state_arrays, places)
     return RowsBefore(places, places, kinds, VocabularyLookup(places, places, places))
 
 
 def _with(
-    state: TrainState, each: GrowingVocab, table: jax.Array, kept: Mapping[str, jax.Array], vocabulary: ShardVocabulary
+    state: TrainState,
+    each: GrowingVocab,
+    table: jax.Array,
+    row_state: Mapping[str, jax.Array],
+    vocabulary: ShardVocabulary,
 ) -> TrainState:
     return dataclasses.replace(
         state,
         params=replace_tables(state.params, {each.table: table}),
-        tables={**(state.tables or {}), each.table: kept},
+        tables={**(state.tables or {}), each.table: row_state},
         model_state={**state.model_state, each.vocabulary: vocabulary._asdict()},
     )
 

@@ -58,15 +58,15 @@ class TableUpdates:
         keeps = dict(zip((name for name, _, _ in named), jax.tree.leaves(trainable)))
         trained = frozenset(name for name in axes if keeps[name])
         if optimizer is not None and not trained:
-            why = "all tables are frozen" if axes else f"{type(task).__name__} has no tables"
-            raise RecipeError(f"embedding_optimizer={type(optimizer).__name__}() has no effect: {why}; remove it")
+            reason = "all tables are frozen" if axes else f"{type(task).__name__} has no tables"
+            raise RecipeError(f"embedding_optimizer={type(optimizer).__name__}() has no effect: {reason}; remove it")
         return cls(optimizer or RowWiseAdagrad(), num_steps, axes, trained) if axes else None
 
     def check(self, task: Task, comms: Comms, layout: Layout) -> None:
         """Check that the communication settings and the mesh support tables.
 
         Raises:
-            RecipeError: They do not; the message names the fix.
+            RecipeError: The settings or the mesh do not support tables; the message names the fix.
         """
         first = next(iter(self.axes))
         if not comms.is_plain:
@@ -102,21 +102,21 @@ class TableUpdates:
         Raises:
             RecipeError: A table is not read, or ids are given for a parameter that is not a table.
         """
-        asked = task.row_ids(batch)
-        lacking = [name for name in self.axes if name not in asked]
+        row_ids = task.row_ids(batch)
+        lacking = [name for name in self.axes if name not in row_ids]
         if lacking:
             raise RecipeError(
                 f"{type(task).__name__} has the table {lacking[0]!r} that no feature uses: its row_ids names "
-                f"{', '.join(asked) or 'nothing'}; add its row numbers there, or remove the table"
+                f"{', '.join(row_ids) or 'nothing'}; add its row numbers there, or remove the table"
             )
-        for name, ids in asked.items():
+        for name, ids in row_ids.items():
             if name not in self.axes:
                 raise RecipeError(
                     f"{type(task).__name__}.row_ids names {name!r}, which is not a table; {suggest_name(name, self.axes)}"
                 )
             if not jnp.issubdtype(ids.dtype, jnp.integer):
                 raise RecipeError(f"{type(task).__name__}.row_ids[{name!r}] is {ids.dtype}; expected int32 row numbers")
-        return {name: asked[name].reshape(-1).astype(jnp.int32) for name in self.axes}
+        return {name: row_ids[name].reshape(-1).astype(jnp.int32) for name in self.axes}
 
     def gather_rows(self, task: Task, params: Any, batch: Batch) -> "GatheredTables":
         """Replace the tables in the parameters by the rows that a batch reads.
@@ -126,10 +126,10 @@ class TableUpdates:
             batch: On a mesh, this device's rows.
         """
         ids, named = self.ids(task, batch), named_leaves(params)
-        ways = {name: self._way(name, named[name].shape, asked.shape[0]) for name, asked in ids.items()}
-        found = {name: ways[name].gather(named[name], ids[name]) for name in ids}
-        opened = _with_leaves(params, {name: rows for name, (rows, _) in found.items()})
-        return GatheredTables(opened, ways, {name: asked for name, (_, asked) in found.items()})
+        ways = {name: self._way(name, named[name].shape, table_ids.shape[0]) for name, table_ids in ids.items()}
+        gathered = {name: ways[name].gather(named[name], ids[name]) for name in ids}
+        opened = _with_leaves(params, {name: rows for name, (rows, _) in gathered.items()})
+        return GatheredTables(opened, ways, {name: table_ids for name, (_, table_ids) in gathered.items()})
 
     def _way(self, name: str, shard: tuple[int, ...], ids: int) -> Any:
         layout = current_layout()
@@ -145,7 +145,7 @@ class TableUpdates:
     def update(
         self,
         params: Any,
-        kept: TableState,
+        state: TableState,
         gradients: Mapping[str, RowGradients],
         *,
         updates: jax.Array,
@@ -163,25 +163,25 @@ class TableUpdates:
         tables: dict[str, jax.Array] = {}
         after: dict[str, Mapping[str, jax.Array]] = {}
         for name in sorted(self.trained):
-            arguments = (named[name], dict(kept[name]), gradients[name], rate, updates + 1, applied)
+            arguments = (named[name], dict(state[name]), gradients[name], rate, updates + 1, applied)
             function = self._one(name)
             if layout is not None:
                 lies = PartitionSpec(*partition_entries(layout.storage(self.axes[name])))
-                held = {
+                state_specs = {
                     kind: PartitionSpec(*partition_entries(layout.storage(axes)))
                     for kind, axes in self.optimizer.state_axes(self.axes[name]).items()
                 }
                 rows = _specs(TablePlacement.of(name, self.axes[name], layout))
                 replicated = PartitionSpec()
                 function = map_over_shards(
-                    function, layout, (lies, held, rows, replicated, replicated, replicated), (lies, held)
+                    function, layout, (lies, state_specs, rows, replicated, replicated, replicated), (lies, state_specs)
                 )
             tables[name], after[name] = function(*arguments)
         return tables, after
 
     def _one(self, name: str) -> Callable[..., tuple[jax.Array, Any]]:
         def one(
-            table: jax.Array, kept: Any, gradients: RowGradients, rate: Any, updates: Any, applied: Any
+            table: jax.Array, row_state: Any, gradients: RowGradients, rate: Any, updates: Any, applied: Any
         ) -> tuple[jax.Array, Any]:
             layout = current_layout()
             lies = (
@@ -198,10 +198,10 @@ class TableUpdates:
                 return self.optimizer.step(*wide, rate, updates, mean)
 
             if gradients.later is None:
-                return update_rows(table, kept, gradients.row_ids, gradients.values, change, applied)
-            asked = gradients.later[0].shape[0]
-            exchange = RowExchange.of_sizes(lies, table.shape, asked, asked)
-            return exchange.update(table, kept, gradients, change, applied)
+                return update_rows(table, row_state, gradients.row_ids, gradients.values, change, applied)
+            num_requested = gradients.later[0].shape[0]
+            exchange = RowExchange.of_sizes(lies, table.shape, num_requested, num_requested)
+            return exchange.update(table, row_state, gradients, change, applied)
 
         return one
 
@@ -212,12 +212,12 @@ class GatheredTables:
 
     Attributes:
         ways: By table, how its rows are accessed (`RowCopies` or `RowExchange`).
-        asked: By table, the value needed to return gradients.
+        requests: By table, the request that is needed to return gradients.
     """
 
     params: Any
     ways: Mapping[str, Any]
-    asked: Mapping[str, Any]
+    requests: Mapping[str, Any]
 
     def split_gradients(self, gradients: Any) -> tuple[Any, dict[str, RowGradients]]:
         """Split gradients with respect to `params` into (gradients with None for tables, row gradients by
@@ -230,7 +230,7 @@ class GatheredTables:
             if node.values is None:
                 return None
             name = path_name(path)
-            row_gradients[name] = self.ways[name].return_gradients(node.values, self.asked[name])
+            row_gradients[name] = self.ways[name].return_gradients(node.values, self.requests[name])
             return None
 
         rest = jax.tree_util.tree_map_with_path(one, gradients, is_leaf=is_rows)

@@ -198,7 +198,7 @@ def _measured(inputs: StepInputs, rule: UpdateRule) -> StepFacts:
     loss = total_loss(result.losses)
     norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), result.gradients))
     check_names(result.metrics)
-    teaches = _teaches(result) & jnp.isfinite(loss)
+    teaches = _has_weight(result) & jnp.isfinite(loss)
     trained = eqx.filter(inputs.state.params, rule.gradients.dense_mask)
     facts = StepFacts(
         inputs.state, trained, result, owed, terms, inputs.memos, loss, norm, jnp.isfinite(loss), teaches, teaches
@@ -293,7 +293,7 @@ def check_finite_update(number: int, scalars: Mapping[str, Any]) -> None:
         )
 
 
-def _teaches(result: Gradients) -> jax.Array:
+def _has_weight(result: Gradients) -> jax.Array:
     """Return True if the batch has any weight and its data checks found no fault."""
     # Skip a fully masked batch: otherwise weight decay and old moments would still change the weights.
     teaches = functools.reduce(jnp.logical_or, [term.weight > 0 for term in result.losses.values()])

@@ -30,8 +30,8 @@ class RunningColumn:
         wait: Blocks until the device has finished everything up to this loss.
         device: Description of the device.
         peak_bytes: Peak memory of the device so far; None if it is only known for the process (a CPU).
-        product: Floating-point operations per second of a large matmul in the work's precision.
-        registers: Those of multiplications and additions on registers alone; None if they can't be measured.
+        product: FLOP/s of a large matmul in the work's precision.
+        registers: FLOP/s of multiplications and additions on registers alone; None if they can't be measured.
         tracing_seconds: Time for tracing and compiling before the first step.
         sent_bytes: Bytes that this process sends to others in one step; None for a single process.
         notes: Remarks on this column for the reader.
@@ -65,7 +65,7 @@ class Column:
         unavailable_reason: Reason why it does not support the other families.
         framework: "torch" or "jax", which its process imports.
         python: Environment variable that names another interpreter, if the column needs one.
-        own: True if Panax runs the step: its process then sets the allocator as `panax train` does.
+        is_panax: True if Panax runs the step: its process then sets the allocator as `panax train` does.
         processes: Number of processes that take a step together.
         devices: Number of simulated devices of each process; 1 for the machine's devices.
         layout: The mesh axis over which the model or the batch is sharded, for a distributed column.
@@ -81,7 +81,7 @@ class Column:
     families: dict[Family, tuple[str, ...]]
     unavailable_reason: str = ""
     framework: str
-    own: bool = False
+    is_panax: bool = False
     processes: int = 1
     devices: int = 1
     layout: str = ""
@@ -98,7 +98,8 @@ class Column:
         return [name for name in self.requires if importlib.util.find_spec(name) is None]
 
     def prepare(self, work: Any) -> RunningColumn:
-        """Import the framework, build the model, compile as far as possible. Only in the column's process."""
+        """Import the framework, build the model, and compile as far as possible. Called only in the column's
+        process."""
         prepare = importlib.import_module(f"{__name__}.{self.module}").prepare
         return prepare(work, self.layout) if self.layout else prepare(work)
 
@@ -172,7 +173,7 @@ COLUMNS: tuple[Column, ...] = (
         install="pip install 'panax-jax[torch]' transformers",
         families=_TRANSFORMERS,
         framework="jax",
-        own=True,
+        is_panax=True,
     ),
     Column(
         name="panax",
@@ -183,7 +184,7 @@ COLUMNS: tuple[Column, ...] = (
         install="pip install panax-jax",
         families={**_TRANSFORMERS, "dlrm": ("ours.panax_dlrm",)},
         framework="jax",
-        own=True,
+        is_panax=True,
     ),
 )
 
@@ -231,7 +232,7 @@ def _distributed(layout: str, name: str, title: str, families: dict[Family, tupl
         families=families,
         unavailable_reason=why_not,
         framework="jax",
-        own=True,
+        is_panax=True,
         processes=WAYS,
         layout=layout,
     )
@@ -283,5 +284,5 @@ def select_columns(names: Sequence[str]) -> list[Column]:
     """
     if len(set(names)) != len(names):
         raise RecipeError(f"columns={','.join(names)} names one twice")
-    wanted = {find_column(name).name for name in names}
-    return [column for column in EVERY if column.name in wanted] if wanted else list(COLUMNS)
+    requested = {find_column(name).name for name in names}
+    return [column for column in EVERY if column.name in requested] if requested else list(COLUMNS)

@@ -91,7 +91,7 @@ class WorkerGroup:
     def of(cls, column: Column, folder: Path) -> "WorkerGroup":
         """Start a column's processes."""
         python = os.environ.get(column.python, sys.executable) if column.python else sys.executable
-        return cls(column.name, folder, column.processes, column.devices, column.own, python)
+        return cls(column.name, folder, column.processes, column.devices, column.is_panax, python)
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
         """Send a command, and return the first process's answer; if there are several processes, `all` has
@@ -112,7 +112,7 @@ class WorkerGroup:
         for answer in answers:
             if "error" in answer:
                 raise ColumnError(answer["error"])
-        return answers[0] if len(answers) == 1 else {**answers[0], **_together(answers), "all": answers}
+        return answers[0] if len(answers) == 1 else {**answers[0], **_combine_answers(answers), "all": answers}
 
     def _answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         assert process.stdout is not None
@@ -126,11 +126,11 @@ class WorkerGroup:
         tail = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         if code == -signal.SIGKILL:
             return "its process was killed (signal 9), as the kernel does when memory runs out"
-        how = f"by {signal_name(-code)}" if code < 0 else f"with code {code}"
-        return f"its process ended {how}: {' '.join(tail)[:300]}"
+        cause = f"by {signal_name(-code)}" if code < 0 else f"with code {code}"
+        return f"its process ended {cause}: {' '.join(tail)[:300]}"
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time of all its processes together so far."""
+        """Return the CPU seconds that all processes of the column have used so far."""
         total = 0.0
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -159,18 +159,18 @@ class WorkerGroup:
 
 
 def link_packages(folder: Path) -> Path:
-    """Make a folder in which another interpreter finds this Panax, and nothing else of this environment."""
+    """Create a folder in which another interpreter finds this Panax, and nothing else of this environment."""
     place = folder / "packages"
     place.mkdir(exist_ok=True)
     for name in ("panax", "panax_compare"):
-        found = importlib.util.find_spec(name)
-        assert found is not None and found.origin is not None
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.origin is not None
         (place / name).unlink(missing_ok=True)
-        (place / name).symlink_to(Path(found.origin).parent, target_is_directory=True)
+        (place / name).symlink_to(Path(spec.origin).parent, target_is_directory=True)
     return place.absolute()
 
 
-def _together(answers: list[dict[str, Any]]) -> dict[str, Any]:
+def _combine_answers(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Combine the answers of several processes: each returns the mean loss of its equal share of the rows, or
     of all rows."""
     combined: dict[str, Any] = {}

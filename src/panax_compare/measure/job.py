@@ -32,15 +32,15 @@ class ColumnJob:
 
     @staticmethod
     def environment(rank: int, processes: int, port: int, devices: int) -> dict[str, str]:
-        """Return the variables that `here` and the frameworks read: loopback only, and the number of
-        simulated devices, 1 for real ones."""
-        found = dict(zip(_DEFAULTS, map(str, (rank, processes, port))))
+        """Return the variables that `from_environment` and the frameworks read: loopback only, and the number
+        of simulated devices, 1 for real ones."""
+        variables = dict(zip(_DEFAULTS, map(str, (rank, processes, port))))
         if processes > 1:
-            found["GLOO_SOCKET_IFNAME"] = LOOPBACK
+            variables["GLOO_SOCKET_IFNAME"] = LOOPBACK
         if devices > 1:
             flags = os.environ.get("XLA_FLAGS", "")
-            found["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
-        return found
+            variables["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
+        return variables
 
     def local_rows(self, leaf: np.ndarray) -> np.ndarray:
         """Return this process's share of the rows of a batch."""

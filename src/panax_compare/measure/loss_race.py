@@ -60,7 +60,7 @@ class RaceEntry:
         evaluate_seconds: Time of the evaluations.
         losses: Held-out losses, by the step after which they were measured.
         devices: Number of devices reserved for it.
-        reached: True if the last of them is at or below the loss.
+        reached: True if the last held-out loss is at or below the target.
         reason: Reason why it ended without reaching the loss.
     """
 
@@ -99,9 +99,9 @@ class Race(Measurement):
         self.until = until
 
     def run_to_loss(self) -> list[RaceEntry]:
-        """Train all columns that agree. Finished ones are saved, and not trained again by the same
-        command."""
-        arrivals = self._kept()
+        """Train all columns with agreeing first losses. Finished columns are saved, and not trained again by
+        the same command."""
+        arrivals = self._read_finished()
         try:
             self._checked()
             waiting = [column for column in self._agreeing() if column.name not in arrivals]
@@ -191,19 +191,19 @@ class Race(Measurement):
     def _keep(self, arrivals: dict[str, RaceEntry]) -> None:
         replace_json(self.folder / REACHED, [dataclasses.asdict(each) for each in arrivals.values()])
 
-    def _kept(self) -> dict[str, RaceEntry]:
+    def _read_finished(self) -> dict[str, RaceEntry]:
         """Read the columns that ended in an earlier run; failed ones are tried again."""
         with contextlib.suppress(FileNotFoundError):
             raw = json_reader.read(self.folder / REACHED, constants=True)
-            found = [RaceEntry(**{**each, "losses": {int(n): v for n, v in each["losses"].items()}}) for each in raw]
-            return {each.name: each for each in found if each.reached or each.steps >= self.until.steps}
+            rows = [RaceEntry(**{**each, "losses": {int(n): v for n, v in each["losses"].items()}}) for each in raw]
+            return {each.name: each for each in rows if each.reached or each.steps >= self.until.steps}
         return {}
 
 
 def format_race_table(
     arrivals: Sequence[RaceEntry], until: StopCondition, unit: str, per_step: int, price: float | None, currency: str
 ) -> str:
-    """Format a row for each column, for a terminal, followed by remarks on some.
+    """Format a row for each column, for a terminal, followed by remarks on columns.
 
     Args:
         unit: Unit that is counted.

@@ -54,8 +54,8 @@ class Measurement:
         self._alive: dict[str, WorkerGroup] = {}
 
     def run(self) -> Comparison:
-        """Measure everything that is not measured yet. Finished parts are in the folder, whatever ends
-        this."""
+        """Measure everything that is not measured yet. Finished parts are in the folder, also after an error or
+        a signal."""
         self.comparison.sessions += 1
         try:
             self._checked()
@@ -75,7 +75,7 @@ class Measurement:
         return self.comparison
 
     def _checked(self) -> None:
-        """Make the work, list the columns, and let each one that can run take its first steps."""
+        """Create the work, list the columns, and take the first steps of each column that can run."""
         self._list(self._work())
         for column in self._to_check():
             with self._recorded(column):
@@ -174,7 +174,8 @@ class Measurement:
         self._keep_or_close(column, memory["resident_bytes"])
 
     def _keep_or_close(self, column: Column, resident_bytes: int) -> None:
-        """Keep all columns alive while memory suffices, else none: each is then restarted for every turn."""
+        """Keep the processes of all columns alive while memory suffices, otherwise of none: each column is then
+        restarted for every turn."""
 
         def largest(kind: str) -> int:
             peaks = (entry.peak_bytes or 0 for entry in self.comparison.columns.values() if entry.peak_of == kind)
@@ -263,13 +264,13 @@ class Measurement:
 
 
 def make_fixtures(settings: Settings, folder: Path, until: dict[str, float] | None = None) -> ComparedWork:
-    """Make the weights and batches, in the folder's `work`; those of an interrupted comparison are reused.
+    """Create the weights and batches, in the folder's `work`; those of an interrupted comparison are reused.
 
     Args:
         until: Target of the training; the batches are then the recipe's.
 
     Raises:
-        RecipeError: They can't be made.
+        RecipeError: The weights or batches can't be created.
     """
     place = folder / "work"
     if not (place / NUDGED / WORK).is_file():
@@ -291,7 +292,7 @@ def measure(settings: Settings, folder: Path, command: str, say: LogFn) -> Compa
     """Run a comparison to its end.
 
     Raises:
-        PanaxError: It can't begin.
+        PanaxError: The comparison can't begin.
     """
     measurement = Measurement(settings, folder, command, say)
     if measurement.comparison.complete and not _more(measurement):

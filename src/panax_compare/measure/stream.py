@@ -66,7 +66,7 @@ def make_stream(work: str, opened: "OpenedData", folder: Path, *, batch_size: in
 
     Raises:
         RecipeError: The source has leaves that other columns don't support, or no held-out data.
-        DataError: It can't be read, or is smaller than one batch.
+        DataError: The source can't be read, or is smaller than one batch.
     """
     if opened.held_out is None:
         raise RecipeError(f"{work!r} has no held-out data, so there is no held-out loss to reach; pass held_out= data")
@@ -89,8 +89,8 @@ def _rows(name: str, batches: Iterator[Any], length: int) -> Iterator[Batch]:
     for batch in batches:
         if "tokens" in batch:
             tokens = batch["tokens"]
-            kept = batch["segment"] > 0 if "segment" in batch else np.ones(tokens.shape, bool)
-            left = np.concatenate([left, tokens[kept].astype(np.int32)])
+            is_token = batch["segment"] > 0 if "segment" in batch else np.ones(tokens.shape, bool)
+            left = np.concatenate([left, tokens[is_token].astype(np.int32)])
             count = (len(left) - 1) // length
             if count > 0:
                 used = count * length

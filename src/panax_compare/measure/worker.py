@@ -46,15 +46,15 @@ def _say(answers: TextIO, answer: dict[str, Any]) -> None:
 
 
 def _answer(command: dict[str, Any], worker: dict[str, Any], find_recipe: Callable[[str], Any]) -> dict[str, Any]:
-    what = command.pop("do")
-    if what == "make":
+    action = command.pop("do")
+    if action == "make":
         return _make(command, find_recipe)
-    if what == "published":
+    if action == "published":
         return _published(**command)
-    if what == "prepare":
+    if action == "prepare":
         worker["column"] = PreparedColumn(**command)
         return worker["column"].about()
-    return getattr(worker["column"], what)(**command)
+    return getattr(worker["column"], action)(**command)
 
 
 def _make(command: dict[str, Any], find_recipe: Callable[[str], Any]) -> dict[str, Any]:

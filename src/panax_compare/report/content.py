@@ -39,20 +39,20 @@ def title_of(comparison: Comparison) -> str:
 def _lead(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ...]:
     settings, machine = comparison.settings, comparison.environment
     hardware = ", ".join([machine["processor"], f"{machine['cores']} cores", *machine["accelerators"]])
-    said = [Paragraph(" ".join(describe_verdict(comparison, rows)), lead=True)]
-    said.append(
+    blocks = [Paragraph(" ".join(describe_verdict(comparison, rows)), lead=True)]
+    blocks.append(
         Paragraph(
             f"{comparison.work['title']}. Precision {settings['precision']}, attention {settings['attention']}, "
             f"{comparison.work['optimizer']['name']}; {hardware}. This holds for this hardware and this model."
         )
     )
     if not comparison.complete:
-        said.append(
+        blocks.append(
             Paragraph(
                 "This comparison was interrupted: it shows what was finished. The same command resumes from there."
             )
         )
-    return tuple(said)
+    return tuple(blocks)
 
 
 HEADINGS = (
@@ -195,13 +195,13 @@ def _plots(comparison: Comparison, rows: list[ColumnFigures]) -> tuple[Block, ..
             f"How far the losses are from those of {reference.title}; below the dotted line, rounding explains it."
         )
         plots.append(Picture("apart", lines(apart, "step", logarithmic=True), caption))
-    held = [row for row in rows if row.peak_bytes]
-    if held:
+    rows_with_memory = [row for row in rows if row.peak_bytes]
+    if rows_with_memory:
         memory = [
             ColumnBar(
                 row.name, row.title, (row.peak_bytes or 0) / 2**30, 0, 0, format_size(row.peak_bytes), not row.compared
             )
-            for row in held
+            for row in rows_with_memory
         ]
         plots.append(Picture("memory", bars(memory, "GiB"), f"Peak memory: {_of_what(comparison)}."))
     return tuple(plots)
@@ -284,7 +284,7 @@ def _environment(comparison: Comparison) -> tuple[Block, ...]:
 
 def _programs(comparison: Comparison) -> tuple[Block, ...]:
     family = comparison.work["family"]
-    shown: list[Block] = [
+    blocks: list[Block] = [
         Paragraph(
             "What each column ran, and how many lines of code that is (without blank lines, comments and docstrings)."
         )
@@ -303,4 +303,4 @@ def _programs(comparison: Comparison) -> tuple[Block, ...]:
             if name not in seen:
                 files.append(Code(read_source(name), "python", f"{name.replace('.', '/')}.py"))
                 seen.add(name)
-    return (*shown, TextTable(tuple(lengths)), *files)
+    return (*blocks, TextTable(tuple(lengths)), *files)

@@ -35,11 +35,11 @@ class ColumnBar(NamedTuple):
     faint: bool = False
 
 
-def bars(found: Sequence[ColumnBar], axis: str) -> str:
+def bars(columns: Sequence[ColumnBar], axis: str) -> str:
     """Draw horizontal bars from zero, with a line from the minimum to the maximum."""
     colored = [
         page_bars.Bar(bar.title, bar.value, bar.low, bar.high, bar.text, COLORS.get(bar.name, OTHER), bar.faint)
-        for bar in found
+        for bar in columns
     ]
     return page_bars.bar_chart(colored, axis)
 
@@ -51,9 +51,9 @@ def lines(series: Mapping[str, tuple[str, Sequence[float]]], axis: str, *, logar
         series: Maps a name to its title and its values.
     """
     drawn = []
-    for row, (name, (title, found)) in enumerate(series.items()):
+    for row, (name, (title, values)) in enumerate(series.items()):
         limit = name.endswith("limit")
         color = "currentColor" if limit else COLORS.get(name, OTHER)
         dashes = "2 5" if limit else "9 4" if row % 2 else ""
-        drawn.append(Line(title, range(1, len(found) + 1), found, color, dashes, marked=not limit))
+        drawn.append(Line(title, range(1, len(values) + 1), values, color, dashes, marked=not limit))
     return line_chart(drawn, axis, ChartStyle(logarithmic=logarithmic, width=WIDTH, titles_above=True)).svg

@@ -80,11 +80,11 @@ def _time(published: Published, variant: str, side: str) -> str:
 
 
 def _picture(published: Published) -> str:
-    found = [(variant, ratio) for variant in _shown(published) if (ratio := published.ratio(variant.name)) is not None]
+    ratios = [(variant, ratio) for variant in _shown(published) if (ratio := published.ratio(variant.name)) is not None]
     return bars(
         [
             ColumnBar("panax" if not variant.flaws else "plain_jax", variant.title, ratio, 0, 0, f"{ratio:.2f}")
-            for variant, ratio in found
+            for variant, ratio in ratios
         ],
         "JAX's time by PyTorch's",
     )
@@ -104,13 +104,13 @@ def answers(published: Published) -> list[str]:
             else f"{wrong / right:.2f} times the honest ratio"
         )
         first += f" As it was published: {_faster(wrong)}: {turned}, the ratio is {wrong:.2f} instead of {right:.2f} ({change})."
-    said = [first]
+    sentences = [first]
     for variant in _shown(published):
         if len(variant.flaws) == 1:
-            said.append(f"{variant.title}: {_effect(published, variant.name, right)}")
+            sentences.append(f"{variant.title}: {_effect(published, variant.name, right)}")
     if "tf32" not in published.found:
-        said.append("TF32 on one side: not shown, it takes a GPU.")
-    return said
+        sentences.append("TF32 on one side: not shown, it takes a GPU.")
+    return sentences
 
 
 def _faster(ratio: float) -> str:
@@ -126,7 +126,7 @@ def _effect(published: Published, name: str, right: float) -> str:
     if ratio is None:
         return "not finished."
     moved = ratio / right
-    said = (
+    sentence = (
         "does not change the ratio by more than this run can show"
         if abs(moved - 1) < DISTINCT
         else (f"changes the ratio from {right:.2f} to {ratio:.2f}")
@@ -134,5 +134,5 @@ def _effect(published: Published, name: str, right: float) -> str:
     for side, title in SIDES.items():
         flawed, honest = published.losses(name, side), published.losses("corrected", side)
         if flawed and honest and abs(flawed[0] - honest[0]) > 1e-3 * abs(honest[0]):
-            said += f"; {title}'s first loss is {flawed[0]:.4g} instead of {honest[0]:.4g}"
-    return said + "."
+            sentence += f"; {title}'s first loss is {flawed[0]:.4g} instead of {honest[0]:.4g}"
+    return sentence + "."

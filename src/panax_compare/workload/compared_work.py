@@ -28,7 +28,7 @@ WORK, CONFIG, WEIGHTS, BATCHES, NUDGED = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerNumbers:
-    """One set of numbers, for optax and for torch."""
+    """Hyperparameters of the optimizer, for optax and for torch."""
 
     name: OptimizerName
     learning_rate: float
@@ -48,7 +48,7 @@ class ComparedWork:
         family: Model family of that layout.
         unit: Unit that is counted per second: "images", "tokens" or "examples".
         flops_per_step: FLOPs of the model's matmuls, forward and backward, counted from its shapes.
-        recipe: The recipe from which it was made.
+        recipe: Name of the recipe that defines the work; empty for a built-in one.
         flaws: Flaws of a published comparison that a column must reproduce; empty otherwise.
     """
 

@@ -3,8 +3,8 @@
 The tolerance has two parts. A loss is a mean over many rows of a chain of a few hundred roundings, whose
 errors add up like a random walk and average out over the rows: one step may differ by a few roundings of the
 precision, relative to the loss. Training then amplifies a difference. The amplification is measured, not
-guessed: the reference column is run once more from weights that are each moved by one rounding, and the
-others may be `AMPLIFICATION` times as far from it as it then is from itself.
+guessed: the reference column is run once more from weights that are each moved by one rounding, and the other
+columns may be `AMPLIFICATION` times as far from the reference as that run is.
 """
 
 from collections.abc import Sequence
@@ -44,12 +44,12 @@ def tolerances(reference: Sequence[float], nudged: Sequence[float] | None, preci
         nudged: The reference's losses from nudged weights; None if they are unknown.
     """
     one_step = ROUNDINGS[precision] * Precision(precision).rounding
-    found, moved = [], 0.0
+    limits, moved = [], 0.0
     for step, loss in enumerate(reference):
         if nudged is not None and step < len(nudged):
             moved = max_finite((moved, abs(nudged[step] - loss)))
-        found.append(one_step * abs(loss) + AMPLIFICATION * moved)
-    return found
+        limits.append(one_step * abs(loss) + AMPLIFICATION * moved)
+    return limits
 
 
 def compare_losses(losses: Sequence[float], reference: Sequence[float], allowed: Sequence[float]) -> LossComparison:
@@ -59,13 +59,13 @@ def compare_losses(losses: Sequence[float], reference: Sequence[float], allowed:
             False, float("inf"), f"{len(losses)} losses were recorded, the reference has {len(reference)}"
         )
     apart = 0.0
-    for step, (loss, wanted, limit) in enumerate(zip(losses, reference, allowed), 1):
+    for step, (loss, expected, limit) in enumerate(zip(losses, reference, allowed), 1):
         # Not `>`: a NaN loss does not agree.
-        if not abs(loss - wanted) <= limit:
+        if not abs(loss - expected) <= limit:
             return LossComparison(
                 False,
-                abs(loss - wanted) / limit if limit else float("inf"),
-                f"the loss of step {step} is {loss:.6g}, the reference's {wanted:.6g}; rounding explains {limit:.1g}",
+                abs(loss - expected) / limit if limit else float("inf"),
+                f"the loss of step {step} is {loss:.6g}, the reference's {expected:.6g}; rounding explains {limit:.1g}",
             )
-        apart = max(apart, abs(loss - wanted) / limit if limit else 0.0)
+        apart = max(apart, abs(loss - expected) / limit if limit else 0.0)
     return LossComparison(True, apart)

@@ -135,7 +135,7 @@ class Settings:
         """Return the part before the colon.
 
         Raises:
-            RecipeError: It is unknown.
+            RecipeError: The work is unknown.
         """
         for kind in WORK_KINDS:
             if kind == self.work.partition(":")[0]:

@@ -53,8 +53,8 @@ def count_code_lines(text: str) -> int:
             first = node.body[0]
             documented |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-    held: set[int] = set()
+    code_lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in skipped:
-            held |= set(range(token.start[0], token.end[0] + 1))
-    return len(held - documented)
+            code_lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(code_lines - documented)

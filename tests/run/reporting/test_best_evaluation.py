@@ -238,10 +238,10 @@ def test_intervals_that_have_less_effect_than_they_seem_to_are_said(tmp_path):
 
 
 def test_an_evaluation_is_left_where_the_run_is_to_stop():
-    from panax.run.loop import _followed, _Left
+    from panax.run.loop import _EvaluationStopped, _followed
 
     asked = iter([False, False, True])
     followed = _followed([("a", 0, 0), ("b", 0, 0), ("c", 0, 0)], lambda: next(asked))  # type: ignore[list-item]
     assert [next(followed), next(followed)] == ["a", "b"]
-    with pytest.raises(_Left):
+    with pytest.raises(_EvaluationStopped):
         next(followed)

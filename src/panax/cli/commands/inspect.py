@@ -282,7 +282,7 @@ def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> Non
     except ProgramTooLargeError as error:
         _warn(console, f"{_name(subject)} can't hold the step: {error} {LESS}")
         return
-    for line in subject.step.kernels_taken:
+    for line in subject.step.kernels_used:
         console.print(_wrap_row(f"kernel         {line}"), highlight=False, markup=False, soft_wrap=True)
     limit = _memory_limit(subject)
     for line in plan_lines(plan, limit, _name(subject)):

@@ -180,9 +180,9 @@ def _forward(operands: AttentionOperands, *, scores: ScoreRule, blocks: ScoreBlo
             jnp.zeros(queries.shape, wide),
         )
         total, highest, out = _walk(step, tuple(vary_like(part, queries) for part in start), pairs)
-        seen = total > 0
-        total = jnp.where(seen, total, 1.0)
-        logsumexp = jnp.where(seen, highest + jnp.log(total), MASKED)
+        any_visible = total > 0
+        total = jnp.where(any_visible, total, 1.0)
+        logsumexp = jnp.where(any_visible, highest + jnp.log(total), MASKED)
         out = (out / total[..., None]).astype(result_dtype)
         return from_query_blocks(out, cut), from_query_blocks(logsumexp[..., None], cut)[..., 0]
 
@@ -202,8 +202,8 @@ def flash_backward(
     """Compute the cotangents of q, k and v in one pass over the block pairs.
 
     Args:
-        output: Its logsumexp from `flash_forward`, or of the whole sequence if these are the keys of one piece of it;
-            its delta similarly of the whole output.
+        output: The logsumexp from `flash_forward`, and the delta; both of the full sequence if these are the
+            keys of one piece.
         result_dtype: Dtype of the cotangents; by default those of q, k and v. Use float32 for a piece that
             will be added to others.
     """

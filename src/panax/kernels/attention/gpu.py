@@ -162,11 +162,11 @@ def _forward(operands: AttentionOperands, options: _Options, out_dtype: DTypeLik
             jnp.zeros((tiles.query, width), jnp.float32),
         )
         total, highest, out = lax.fori_loop(bounds_ref[0], bounds_ref[1], body, start)
-        seen = total > 0
-        total = jnp.where(seen, total, 1.0)
+        any_visible = total > 0
+        total = jnp.where(any_visible, total, 1.0)
         out_ref[...] = (out / total[:, None]).astype(out_ref.dtype)
         # In base 2. If no key is visible every score is masked, so that the value is irrelevant.
-        logsumexp_ref[...] = jnp.where(seen, highest + jnp.log2(total), 0.0)
+        logsumexp_ref[...] = jnp.where(any_visible, highest + jnp.log2(total), 0.0)
 
     at = functools.partial(_heavy_index, blocks)
     return pl.pallas_call(

@@ -153,10 +153,10 @@ def _forward(operands: AttentionOperands, options: _Options, out_dtype: DTypeLik
 
         @pl.when(j == pl.num_programs(3) - 1)
         def _():
-            seen = total_ref[...] > 0
-            total = jnp.where(seen, total_ref[...], 1.0)
+            any_visible = total_ref[...] > 0
+            total = jnp.where(any_visible, total_ref[...], 1.0)
             out_ref[...] = (acc_ref[...] / total).T.astype(out_ref.dtype)
-            sum_ref[...] = jnp.where(seen, highest_ref[...] + jnp.log(total), 0.0)
+            sum_ref[...] = jnp.where(any_visible, highest_ref[...] + jnp.log(total), 0.0)
 
     query_spec, key_spec, segment_specs, row_spec = _specs(q, k, query_segments, options)
     return pl.pallas_call(
@@ -253,7 +253,7 @@ def _gradients_of_keys(operands: AttentionOperands, output: OutputGradient, opti
             dv_ref[...] = acc_refs[1][...].astype(dv_ref.dtype)
 
     def query_at(b, j, step, bounds):
-        return _held(lax.rem(step, query_blocks), bounds, b, j)
+        return _clamp_to_visible(lax.rem(step, query_blocks), bounds, b, j)
 
     def head_at(g, step):
         return g * group + lax.div(step, query_blocks)
@@ -300,19 +300,21 @@ def _specs(q: Array, k: Array, query_segments: Array | None, options: _Options):
     query_spec = pl.BlockSpec((None, None, options.query_block, width), lambda b, h, i, j, bounds: (b, h, i, 0))
     key_spec = pl.BlockSpec(
         (None, None, options.key_block, width),
-        lambda b, h, i, j, bounds: (b, lax.div(h, group), _held(j, bounds, b, i), 0),
+        lambda b, h, i, j, bounds: (b, lax.div(h, group), _clamp_to_visible(j, bounds, b, i), 0),
     )
     row_spec = pl.BlockSpec((None, None, 1, options.query_block), lambda b, h, i, j, bounds: (b, h, 0, i))
     if query_segments is None:
         return query_spec, key_spec, [None, None], row_spec
     segment_specs = [
         pl.BlockSpec((None, 1, options.query_block), lambda b, h, i, j, bounds: (b, 0, i)),
-        pl.BlockSpec((None, options.key_block, 1), lambda b, h, i, j, bounds: (b, _held(j, bounds, b, i), 0)),
+        pl.BlockSpec(
+            (None, options.key_block, 1), lambda b, h, i, j, bounds: (b, _clamp_to_visible(j, bounds, b, i), 0)
+        ),
     ]
     return query_spec, key_spec, segment_specs, row_spec
 
 
-def _held(index, bounds, b, row):
+def _clamp_to_visible(index, bounds, b, row):
     """Clamp the index to the visible range: a block with an unchanged index is not fetched again."""
     first, stop = bounds[b, row, 0], bounds[b, row, 1]
     return jnp.maximum(jnp.minimum(index, stop - 1), first)

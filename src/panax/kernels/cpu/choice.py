@@ -54,7 +54,7 @@ class CpuKernels:
         return getattr(self, f"{work}_{dtype}") if dtype in DTYPES else XLA
 
     def list_unavailable(self) -> list[str]:
-        """Return a line for each part of the choice that this machine lacks."""
+        """Return a line for each chosen kernel that this machine lacks."""
         return [
             f"{work} in {dtype} by {name}: {why}"
             for work in WORKS
@@ -83,7 +83,7 @@ _tried: ContextVar[CpuKernels | None] = ContextVar("panax_cpu_kernels", default=
 
 
 def current_choice() -> CpuKernels:
-    """Return the choice in force; XLA for everything if none was made."""
+    """Return the current choice; XLA for every kind of work if none was made."""
     return _tried.get() or _current or CpuKernels()
 
 
@@ -103,16 +103,16 @@ def is_chosen() -> bool:
 
 
 def use_choice(kernels: CpuKernels) -> None:
-    """Put a choice into force for programs traced from now on. Programs compiled before are not affected."""
+    """Use a choice for programs traced from now on. Programs compiled before are not affected."""
     global _current
     _current = kernels
 
 
 def read_environment_choice() -> CpuKernels | None:
-    """Return the choice made by the environment; None if it makes none.
+    """Return the choice set by the environment variable; None if it is not set.
 
     Raises:
-        RecipeError: It does not name a kernel, or names one that this machine lacks.
+        RecipeError: Its value is not a kernel's name, or this machine lacks the kernel.
     """
     name = os.environ.get(KERNELS_VARIABLE, "")
     if not name:

@@ -16,9 +16,9 @@ ISA_VARIABLE = "PANAX_CPU_ISA"
 class InstructionSet:
     """One of the variants of the C files.
 
-    They are compiled for the instruction set, and not tuned for the processor (`-march=native`): tuned for
-    AMD's, gcc 12 emits a multiplication and an addition instead of each fused one, and matmuls took 1.4 times
-    as long.
+    They are compiled for the instruction set, and not tuned for the processor (`-march=native`): when tuned for
+    AMD processors, gcc 12 replaces each fused multiply-add by two instructions, and matmuls took 1.4 times as
+    long.
 
     Attributes:
         machine: The architecture, as returned by `platform.machine()`.

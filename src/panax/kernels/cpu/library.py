@@ -45,7 +45,7 @@ def load() -> ctypes.CDLL:
     """Return the library.
 
     Raises:
-        UnavailableError: It can't be built or loaded; the message gives the reason.
+        UnavailableError: The library can't be built or loaded; the message gives the reason.
     """
     loaded = _loaded()
     if isinstance(loaded, UnavailableError):
@@ -131,7 +131,7 @@ def compile_library(file: Path, options: Iterable[str]) -> None:
     """Compile the C files with this machine's compiler.
 
     Raises:
-        UnavailableError: There is no compiler, or it fails.
+        UnavailableError: The compiler is missing or fails.
     """
     compiler = _compiler()
     if compiler is None:

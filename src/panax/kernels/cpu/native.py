@@ -1,8 +1,8 @@
 """Custom calls on CPU, written in C (`csrc`): matmuls and attention, by the C files' kernels or by Intel's
 Math Kernel Library.
 
-Neither the C files nor the library start threads: XLA's threads share the work. A missing kernel is never
-chosen; `missing` returns the reason.
+Neither the C files nor the library start threads: XLA's threads share the work. An unavailable kernel is never
+chosen; `unavailable_reason` returns the reason.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ _SEQUENTIAL, _LP64 = 1, 0
 
 
 def call_native(target: str, results: Any, aliases: dict[int, int] | None = None) -> Callable[..., Any]:
-    """Return a call of one of the C functions, on local arrays. Its kernel must not be `missing`.
+    """Return a call of one of the C functions, on local arrays. Its kernel must be available.
 
     Args:
         results: Shapes and dtypes of the results.
@@ -77,8 +77,8 @@ def multiplies_bfloat16() -> bool:
 
 
 def peak_loop(dtype: str) -> Callable[[], jax.Array] | None:
-    """Return a program that multiplies and adds on registers alone, on all of XLA's threads, and returns
-    their FLOP/s; or None.
+    """Return a program that multiplies and adds on registers alone, on all of XLA's threads, and returns their
+    FLOP/s; None without the C files.
 
     Each thread measures its own CPU time, so other programs do not affect the result.
     """

@@ -29,7 +29,7 @@ def native_limit(name: str) -> Callable[[MatmulCase, Target], str | None]:
 
 def native_product(name: str, a: jax.Array, b: jax.Array, transposed: tuple[bool, bool]) -> jax.Array:
     """Compute the float32 matmul of two float32 or two bfloat16 matrices, each optionally transposed, by a
-    kernel that is not missing.
+    kernel that is available.
 
     Args:
         a: (rows, summed), or (summed, rows) if transposed.

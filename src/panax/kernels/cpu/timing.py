@@ -98,7 +98,7 @@ class KernelSelection:
 
 def choose_kernels(
     recorded: str = "",
-    told: Callable[[KernelSelection], None] = lambda chosen: None,
+    on_choice: Callable[[KernelSelection], None] = lambda chosen: None,
     devices: Sequence[Any] | None = None,
 ) -> None:
     """Choose the kernels of this job, unless this process has a choice already. Every process of the job
@@ -107,7 +107,7 @@ def choose_kernels(
     Args:
         recorded: The `record` that the run began with, on any machine. It is used if it is from this kind of
             machine, so that a resumed run is bitwise the same.
-        told: Called with the choice that was made.
+        on_choice: Called with the choice, unless this process keeps an earlier one.
         devices: Devices of the programs, by default all of JAX's. Nothing is timed for other platforms.
     """
     if {jax.default_backend(), (jax.devices() if devices is None else devices)[0].platform} != {"cpu"}:
@@ -115,7 +115,7 @@ def choose_kernels(
     chosen = _chosen(recorded)
     if chosen is not None:
         use_choice(chosen.kernels)
-        told(chosen)
+        on_choice(chosen)
 
 
 def current_record() -> str:
@@ -144,68 +144,76 @@ def machine_key() -> str:
 
 
 def _chosen(recorded: str) -> KernelSelection | None:
-    by_force = read_environment_choice()
-    if by_force is not None:
-        return KernelSelection(by_force, "as set by $PANAX_CPU_KERNELS")
-    before = _of_record(recorded)
-    if is_chosen() and before is None:
+    forced = read_environment_choice()
+    if forced is not None:
+        return KernelSelection(forced, "as set by $PANAX_CPU_KERNELS")
+    recorded_kernels = _recorded_kernels(recorded)
+    if is_chosen() and recorded_kernels is None:
         return None
     # A kernel that some process lacks is not a candidate.
-    lacking = set(" ".join(gather_texts(" ".join(_lacking()))).split())
+    unavailable = set(" ".join(gather_texts(" ".join(_list_unavailable()))).split())
     text = ""
     if is_process_zero():
-        if before is not None and not before.list_unavailable():
-            text = _as_text(KernelSelection(before, "as this run began"))
+        if recorded_kernels is not None and not recorded_kernels.list_unavailable():
+            text = _as_text(KernelSelection(recorded_kernels, "as this run began"))
         else:
-            text = _as_text(_by_rule(lacking) or _kept(lacking) or _measured(lacking))
+            text = _as_text(
+                _select_by_instruction_set(unavailable)
+                or _read_cached_choice(unavailable)
+                or _select_by_timing(unavailable)
+            )
     return _from_text(broadcast_text(text))
 
 
-def _of_record(recorded: str) -> CpuKernels | None:
+def _recorded_kernels(recorded: str) -> CpuKernels | None:
     """Return the kernels of a record from a machine like this one."""
     try:
-        found = json_reader.parse(recorded, constants=True) if recorded else {}
-        if found.pop("machine", None) != machine_key():
+        fields = json_reader.parse(recorded, constants=True) if recorded else {}
+        if fields.pop("machine", None) != machine_key():
             return None
-        return CpuKernels(**found)
+        return CpuKernels(**fields)
     except (ValueError, TypeError, AttributeError):
         return None
 
 
-def _by_rule(lacking: set[str]) -> KernelSelection | None:
+def _select_by_instruction_set(unavailable: set[str]) -> KernelSelection | None:
     """Select the C files' kernels if they are available; None if the candidates must be timed."""
-    if MATRIX_UNITS in cpu_flags() and any(f"{INTEL}_{dtype}" not in lacking for dtype in DTYPES):
+    if MATRIX_UNITS in cpu_flags() and any(f"{INTEL}_{dtype}" not in unavailable for dtype in DTYPES):
         return None
-    own = {f"{work}_{dtype}": OWN for work in WORKS for dtype in DTYPES if f"{OWN}_{dtype}" not in lacking}
-    why = unavailable_reason(OWN, "float32") or "some process of this job has no others"
-    return KernelSelection(CpuKernels(**own), f"by instruction set ({instruction_set()})" if own else why)
+    supported = {f"{work}_{dtype}": OWN for work in WORKS for dtype in DTYPES if f"{OWN}_{dtype}" not in unavailable}
+    reason = unavailable_reason(OWN, "float32") or "some process of this job has no others"
+    return KernelSelection(
+        CpuKernels(**supported), f"by instruction set ({instruction_set()})" if supported else reason
+    )
 
 
-def _lacking() -> list[str]:
+def _list_unavailable() -> list[str]:
     return [
         f"{kernel}_{dtype}" for kernel in KERNELS for dtype in DTYPES if unavailable_reason(kernel, dtype) is not None
     ]
 
 
-def _kept(lacking: set[str]) -> KernelSelection | None:
+def _read_cached_choice(unavailable: set[str]) -> KernelSelection | None:
     """Return the choice in this machine's cache, if there is one for the current versions."""
     try:
-        file = _file(lacking)
+        file = _file(unavailable)
         text = file.read_text(encoding="utf-8") if is_intact(file) else None
     except OSError:
         return None  # it is measured again
     return None if text is None else _from_text(text)
 
 
-def _keep(chosen: KernelSelection, lacking: set[str]) -> None:
+def _write_cached_choice(chosen: KernelSelection, unavailable: set[str]) -> None:
     try:
-        write_intact(_file(lacking), _as_text(chosen).encode())
+        write_intact(_file(unavailable), _as_text(chosen).encode())
     except OSError:
         return  # a cache that can't be written costs the next run some seconds
 
 
-def _file(lacking: set[str]) -> Path:
-    return kernels_folder() / f"choice-{machine_key()}-{xxhash.xxh3_64_hexdigest(repr(sorted(lacking)).encode())}.json"
+def _file(unavailable: set[str]) -> Path:
+    return (
+        kernels_folder() / f"choice-{machine_key()}-{xxhash.xxh3_64_hexdigest(repr(sorted(unavailable)).encode())}.json"
+    )
 
 
 def _as_text(chosen: KernelSelection) -> str:
@@ -213,21 +221,21 @@ def _as_text(chosen: KernelSelection) -> str:
 
 
 def _from_text(text: str) -> KernelSelection:
-    found = json_reader.parse(text, constants=True)
-    times = {str(work): {str(k): float(v) for k, v in each.items()} for work, each in found["times"].items()}
-    return KernelSelection(CpuKernels(**found["kernels"]), str(found["source"]), times)
+    fields = json_reader.parse(text, constants=True)
+    times = {str(work): {str(k): float(v) for k, v in each.items()} for work, each in fields["times"].items()}
+    return KernelSelection(CpuKernels(**fields["kernels"]), str(fields["source"]), times)
 
 
-def _measured(lacking: set[str]) -> KernelSelection:
+def _select_by_timing(unavailable: set[str]) -> KernelSelection:
     # In a separate thread: if this thread is tracing, these programs must not become a part of the trace.
     with concurrent.futures.ThreadPoolExecutor(1, "panax-timing") as thread:
-        times = thread.submit(_times, lacking).result()
+        times = thread.submit(_measure_times, unavailable).result()
     best = {name: _winner(each) for name, each in times.items()}
     when = time.strftime("%Y-%m-%d")
     chosen = KernelSelection(
         CpuKernels(**best), f"timed on {when}, {describe_processor().split(';')[0]}, {os.cpu_count()} threads", times
     )
-    _keep(chosen, lacking)
+    _write_cached_choice(chosen, unavailable)
     return chosen
 
 
@@ -237,21 +245,21 @@ def _winner(times: dict[str, float]) -> str:
     return fastest if times[fastest] * MARGIN <= times[XLA] else XLA
 
 
-def _times(lacking: set[str]) -> Times:
+def _measure_times(unavailable: set[str]) -> Times:
     times: Times = {}
     for dtype in DTYPES:
-        names = [XLA, *(kernel for kernel in KERNELS if f"{kernel}_{dtype}" not in lacking)]
+        names = [XLA, *(kernel for kernel in KERNELS if f"{kernel}_{dtype}" not in unavailable)]
         best = CpuKernels()
         # Sums of rows are scheduled by XLA next to matmuls, so matmuls are chosen first.
         for work in WORKS:
             key = f"{work}_{dtype}"
-            times[key] = _seconds(work, dtype, names, best) if len(names) > 1 else {XLA: 0.0}
+            times[key] = _measure_seconds(work, dtype, names, best) if len(names) > 1 else {XLA: 0.0}
             best = dataclasses.replace(best, **{key: _winner(times[key])})
     return times
 
 
-def _seconds(work: Work, dtype: str, names: list[str], best: CpuKernels) -> dict[str, float]:
-    """Measure the median time of some work by each kernel, in turns; other work is done by the best."""
+def _measure_seconds(work: Work, dtype: str, names: list[str], best: CpuKernels) -> dict[str, float]:
+    """Measure the median seconds of a kind of work with each kernel, in turns; the other kinds use `best`."""
     programs = {}
     for name in names:
         with use_temporarily(dataclasses.replace(best, **{f"{work}_{dtype}": name})):

@@ -14,17 +14,17 @@ Legend of the shapes within a chunk, as the einsums below name them:
     q, k       [b i g n]             log_decay, beta  [b i g r]
     v, y       [b i g r p]           state            [b g r n p]
 
-Within a chunk, the corrections u depend on each other: that of position i subtracts all that the earlier ones
-have written for its key. With `lower[i, j] = beta[i] * decay(j to i) * (k[i] . k[j])` for j < i, they solve
+Within a chunk, the corrections u depend on each other: the correction of position i subtracts what earlier
+positions wrote for its key. With `lower[i, j] = beta[i] * decay(j to i) * (k[i] . k[j])` for j < i, they solve
 
     (1 + lower) u = beta * (v - decay(start to i) * state^T k)
 
 which is a unit lower triangular system: its inverse is independent of the values and the state (the UT form).
 Given u, the chunk is attention without a softmax, as in `state_space`; only the state is passed between chunks.
 A loop walks the chunks; its backward pass recomputes each from its inputs and the state before it, so at most
-one chunk's scores exist at a time. All is in float32: in 16 bits, errors of
-the corrections would add up. On an accelerator, the inverse is in full float32, and the other matmuls have the precision
-that the task chooses for float32.
+one chunk's scores exist at a time. All values are float32: in 16 bits, errors of the corrections would add up.
+On an accelerator, the inverse is in full float32, and the other matmuls have the precision that the task
+chooses for float32.
 
 Only sums of log decays are exponentiated, from one position to a later one, which are at most 0; those of other
 pairs are masked before, so that neither a value nor a gradient overflows. Each is summed by itself, not as a
@@ -168,7 +168,7 @@ class _Runs(NamedTuple):
 
     Attributes:
         run: Index of a position's run.
-        before: Run of the state before them.
+        before: Run of the state before the first position.
     """
 
     run: Int[Array, "batch seq"]
@@ -185,7 +185,8 @@ def _check(key_heads: int, heads: int, chunk: int) -> None:
 def _walk(
     operands: _Operands, state: Array | None, segments: Array | None, chunk: int, *, outputs: bool
 ) -> tuple[Array | None, Array]:
-    """Walk the chunks of whole rows; return the output, if wanted, and the state after the last position."""
+    """Walk the chunks of whole rows; return the output (None without `outputs`) and the state after the last
+    position."""
     *varied, state, segments = vary_alike(*operands, state, segments)
     q, k, v, log_decay, beta = varied
     (batch, seq, heads, value_dim), (key_heads, key_dim) = v.shape, k.shape[2:]
@@ -243,17 +244,17 @@ def _step(
     # From each position to each later one, and from the chunk's start to each.
     between = jnp.cumsum(jnp.where(earlier[:, None, None], log_decay[..., None], 0.0), axis=-2)
     from_start = jnp.cumsum(log_decay, axis=-1)
-    begun = kept = ended = None
+    decay_applies = carries_over = is_last_run = None
     if run is not None and run_before is not None:
         last = run[:, -1]
         earlier = earlier & (run[:, :, None] == run[:, None, :])
-        begun, ended = (run == run_before[:, None])[:, None, None], (run == last[:, None])[:, None, None]
-        kept, run_before = (run_before == last)[:, None, None], last
+        decay_applies, is_last_run = (run == run_before[:, None])[:, None, None], (run == last[:, None])[:, None, None]
+        carries_over, run_before = (run_before == last)[:, None, None], last
     weights = jnp.exp(jnp.where(earlier[:, None, None], between, MASKED))
     lower = jnp.einsum("bign,bjgn->bgij", k, k)[:, :, None] * weights * beta[..., None]
-    read = _where(begun, jnp.exp(from_start))[..., None]
-    held = read * jnp.einsum("bign,bgrnp->bgrip", k, state)
-    corrections = jnp.einsum("bgrij,bgrjp->bgrip", invert_unit_lower(lower), beta[..., None] * (values - held))
+    read = _where(decay_applies, jnp.exp(from_start))[..., None]
+    remembered = read * jnp.einsum("bign,bgrnp->bgrip", k, state)
+    corrections = jnp.einsum("bgrij,bgrjp->bgrip", invert_unit_lower(lower), beta[..., None] * (values - remembered))
     y = None
     if outputs:
         # A position's decay to itself is 1 by definition, and has no gradient.
@@ -262,8 +263,8 @@ def _step(
         )
         y = jnp.einsum("bgrij,bgrjp->bgrip", scores, corrections)
         y = (y + read * jnp.einsum("bign,bgrnp->bgrip", q, state)).transpose(0, 3, 1, 2, 4).astype(dtype)
-    written = _where(ended, jnp.exp(between[..., -1, :]))[..., None] * corrections
-    state = _where(kept, jnp.exp(from_start[..., -1]))[..., None, None] * state
+    written = _where(is_last_run, jnp.exp(between[..., -1, :]))[..., None] * corrections
+    state = _where(carries_over, jnp.exp(from_start[..., -1]))[..., None, None] * state
     return (state + jnp.einsum("bjgn,bgrjp->bgrnp", k, written), run_before), y
 
 

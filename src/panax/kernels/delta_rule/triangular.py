@@ -38,7 +38,7 @@ def invert_unit_lower(lower: Float[Array, "*batch row column"]) -> Float[Array, 
 
 
 def _product(a: Array, b: Array) -> Array:
-    """Multiply in the matrices' own precision: the errors of one block are in all that are merged from it."""
+    """Multiply in the matrices' own precision: every block merged from these inherits their errors."""
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 

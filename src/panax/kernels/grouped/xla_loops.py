@@ -133,7 +133,7 @@ def _chunk_sizes(groups: Groups) -> tuple[int, ...]:
     expected = min(groups.rows // groups.sizes.shape[0], _LARGEST_CHUNK)
     # Each size is a copy of the function to compile: too expensive for small work.
     eighths = (10, 8, 6, 4, 2, 1) if groups.rows > _FEW_ROWS else (8,)
-    wanted = (_LARGEST_CHUNK, *(expected * n // 8 for n in eighths))
+    candidates = (_LARGEST_CHUNK, *(expected * n // 8 for n in eighths))
     # Multiples of 16, for vector units.
-    sizes = {size // 16 * 16 for size in wanted}
+    sizes = {size // 16 * 16 for size in candidates}
     return (*sorted((size for size in sizes if groups.tile < size <= groups.rows), reverse=True), groups.tile)

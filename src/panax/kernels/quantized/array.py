@@ -66,8 +66,8 @@ class QuantizedArray(eqx.Module):
         values = self.format.decode(self.codes)
         split, sizes = _split(values, self.block)
         dims = tuple(range(split.ndim - 2 * len(self.block) + 1, split.ndim, 2))
-        whole = (split * jnp.expand_dims(self.scales, dims)).reshape(sizes)
-        return _cut(whole, values.shape).astype(self.dtype if dtype is None else dtype)
+        padded = (split * jnp.expand_dims(self.scales, dims)).reshape(sizes)
+        return _cut(padded, values.shape).astype(self.dtype if dtype is None else dtype)
 
 
 def quantize(
@@ -77,8 +77,8 @@ def quantize(
     bits: UInt32[Array, "..."] | None = None,
     dtype: Any = None,
 ) -> QuantizedArray:
-    """Quantize `x`: in each block, values are divided by a scale that maps the largest to the format's
-    largest (or as the format defines it).
+    """Quantize `x`: in each block, values are divided by a scale, which maps the largest magnitude to
+    `format.largest` unless the format defines another.
 
     A block of zeros, or of values too small for a normal float32 scale, becomes zeros. A block with NaN or
     infinity has the scale NaN, so that it is not overlooked.
@@ -124,8 +124,8 @@ def _checked(block: int | tuple[int, ...], shape: tuple[int, ...]) -> tuple[int,
 
 
 def _split(x: jax.Array, block: tuple[int, ...]) -> tuple[jax.Array, tuple[int, ...]]:
-    """Split each of the last dimensions in two, the second of a block's size, padded with zeros; return it
-    and the shape before the split."""
+    """Split each of the last dimensions in two, the second of a block's size, padded with zeros; return the
+    array and its shape before the split."""
     front, last = x.shape[: x.ndim - len(block)], x.shape[x.ndim - len(block) :]
     counts = [-(-size // part) for size, part in zip(last, block)]
     if any(size % part for size, part in zip(last, block)):

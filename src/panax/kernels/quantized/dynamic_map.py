@@ -50,8 +50,8 @@ class DynamicMap(Format):
         # is negative.
         if not self.signed:
             return super().compute_scale(split, dims)
-        least = float(self.values[0])
-        return jnp.maximum(jnp.max(split, dims, keepdims=True), jnp.min(split, dims, keepdims=True) * (1 / least))
+        smallest = float(self.values[0])
+        return jnp.maximum(jnp.max(split, dims, keepdims=True), jnp.min(split, dims, keepdims=True) * (1 / smallest))
 
     def encode(self, x: Float32[Array, "..."], bits: UInt32[Array, "..."] | None = None) -> jax.Array:
         tables = _tables(self.signed)

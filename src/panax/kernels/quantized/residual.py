@@ -37,49 +37,49 @@ class ResidualCase:
 
 def quantize_with_residual(
     x: Float32[Array, "*rows block"],
-    owed: Float32[Array, "*rows block"],
+    residual: Float32[Array, "*rows block"],
     format: Format,
     bits: UInt32[Array, "*rows block"] | None = None,
 ) -> tuple[QuantizedArray, Float32[Array, "*rows block"]]:
-    """Compute `quantize(x + owed)`, with each row a block; and its residual: `x + owed` minus the dequantized
-    array.
+    """Compute `quantize(x + residual)`, with each row a block; and the new residual: `x + residual` minus the
+    dequantized array.
 
     Args:
         bits: As in `quantize`.
 
     >>> from panax.kernels.quantized import INT8
-    >>> codes, rest = quantize_with_residual(jnp.array([[1.0, 0.25]]), jnp.array([[0.0, 0.01]]), INT8)
-    >>> codes.codes.tolist(), round(float(rest[0, 1]), 5)
+    >>> quantized, residual = quantize_with_residual(jnp.array([[1.0, 0.25]]), jnp.array([[0.0, 0.01]]), INT8)
+    >>> quantized.codes.tolist(), round(float(residual[0, 1]), 5)
     ([[127, 33]], 0.00016)
     """
     case = ResidualCase(format, x.shape[-1], bits is not None)
-    return choose(WORK, case, current_target()).kernel.run(x, owed, format, bits)
+    return choose(WORK, case, current_target()).kernel.run(x, residual, format, bits)
 
 
 def reference(
     x: Float32[Array, "*rows block"],
-    owed: Float32[Array, "*rows block"],
+    residual: Float32[Array, "*rows block"],
     format: Format,
     bits: UInt32[Array, "*rows block"] | None = None,
 ) -> tuple[QuantizedArray, Float32[Array, "*rows block"]]:
-    """Compute the result by definition."""
-    total = x + owed
-    found = quantize(total, format, x.shape[-1], bits)
-    return found, total - found.dequantize(jnp.float32)
+    """Compute `quantize_with_residual` by its definition."""
+    total = x + residual
+    quantized = quantize(total, format, x.shape[-1], bits)
+    return quantized, total - quantized.dequantize(jnp.float32)
 
 
 def _pallas(
     x: Float32[Array, "*rows block"],
-    owed: Float32[Array, "*rows block"],
+    residual: Float32[Array, "*rows block"],
     format: Format,
     bits: UInt32[Array, "*rows block"] | None = None,
 ) -> tuple[QuantizedArray, Float32[Array, "*rows block"]]:
     *front, block = x.shape
-    codes, scales, rest = gpu_quantize_with_residual(x.reshape(-1, block), owed.reshape(-1, block), format)
-    found = QuantizedArray(
+    codes, scales, new_residual = gpu_quantize_with_residual(x.reshape(-1, block), residual.reshape(-1, block), format)
+    quantized = QuantizedArray(
         codes.reshape(*front, -1), scales.reshape(*front, 1), format, (block,), jnp.dtype(jnp.float32)
     )
-    return found, rest.reshape(x.shape)
+    return quantized, new_residual.reshape(x.shape)
 
 
 def _limit(case: ResidualCase, target: Target) -> str | None:

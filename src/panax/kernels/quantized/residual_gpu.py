@@ -19,7 +19,7 @@ BLOCK_ELEMENTS = 4096
 
 
 def gpu_quantize_with_residual(
-    x: Float32[Array, "row block"], owed: Float32[Array, "row block"], format: Format, *, interpret: bool = False
+    x: Float32[Array, "row block"], residual: Float32[Array, "row block"], format: Format, *, interpret: bool = False
 ) -> tuple[Array, Float32[Array, " row"], Float32[Array, "row block"]]:
     """Compute (codes, scales, residual) of `quantize_with_residual`.
 
@@ -29,19 +29,19 @@ def gpu_quantize_with_residual(
     rows, block = x.shape
     packed = format.packed
     # Values with codes in one byte are neighbors.
-    x, owed = vary_alike(*(each.reshape(rows, block // packed, packed) for each in (x, owed)))
+    x, residual = vary_alike(*(each.reshape(rows, block // packed, packed) for each in (x, residual)))
     size = min(max(BLOCK_ELEMENTS // block, 1), pl.next_power_of_2(rows))
 
-    def kernel(x_ref, owed_ref, codes_ref, scales_ref, rest_ref):
-        here = pl.ds(pl.program_id(0) * size, size)
+    def kernel(x_ref, residual_ref, codes_ref, scales_ref, new_residual_ref):
+        rows_of_program = pl.ds(pl.program_id(0) * size, size)
         mask = (pl.program_id(0) * size + jnp.arange(size)) < rows
         wide = jnp.broadcast_to(mask[:, None], (size, block // packed))
 
         def read(ref, part):
-            values = plt.load(ref.at[here, :, pl.ds(part, 1)], mask=wide[:, :, None], other=0.0)
+            values = plt.load(ref.at[rows_of_program, :, pl.ds(part, 1)], mask=wide[:, :, None], other=0.0)
             return values.reshape(wide.shape)
 
-        parts = [read(x_ref, part) + read(owed_ref, part) for part in range(packed)]
+        parts = [read(x_ref, part) + read(residual_ref, part) for part in range(packed)]
         largest, bad = jnp.zeros((size,), jnp.float32), jnp.zeros((size,), jnp.int32)
         for each in parts:
             largest = jnp.maximum(largest, jnp.max(jnp.abs(each), axis=1))
@@ -55,13 +55,13 @@ def gpu_quantize_with_residual(
         packed_codes = jnp.zeros((size, block // packed), jnp.int32)
         for place, each in enumerate(parts):
             codes, value = _coded(jnp.where(fits[:, None], each / divisor, 0.0), format)
-            left = (each - value * stored_scale[:, None])[:, :, None]
-            plt.store(rest_ref.at[here, :, pl.ds(place, 1)], left, mask=wide[:, :, None])
+            error = (each - value * stored_scale[:, None])[:, :, None]
+            plt.store(new_residual_ref.at[rows_of_program, :, pl.ds(place, 1)], error, mask=wide[:, :, None])
             packed_codes = codes if packed == 1 else packed_codes | ((codes.astype(jnp.int32) & 0xF) << (4 * place))
-        plt.store(codes_ref.at[here, :], packed_codes.astype(format.dtype), mask=wide)
-        plt.store(scales_ref.at[here], stored_scale, mask=mask)
+        plt.store(codes_ref.at[rows_of_program, :], packed_codes.astype(format.dtype), mask=wide)
+        plt.store(scales_ref.at[rows_of_program], stored_scale, mask=mask)
 
-    codes, scales, rest = pl.pallas_call(
+    codes, scales, new_residual = pl.pallas_call(
         kernel,
         grid=(pl.cdiv(rows, size),),
         out_shape=(
@@ -72,8 +72,8 @@ def gpu_quantize_with_residual(
         compiler_params=plt.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name="panax_codes_and_rest",
-    )(x, owed)
-    return codes, scales, rest.reshape(rows, block)
+    )(x, residual)
+    return codes, scales, new_residual.reshape(rows, block)
 
 
 def _coded(x: Array, format: Format) -> tuple[Array, Array]:

@@ -111,8 +111,8 @@ def state_space_scan(
     before = jnp.zeros((batch, groups, width, heads // groups, head_dim), wide)
     before = vary_like(before, x, dt, b)
     if state is not None:
-        known = state if segments is None else jnp.where((segments[:, 0] != 0)[:, None, None, None], state, 0.0)
-        before = known.astype(wide).reshape(*grouped, head_dim, width).transpose(0, 1, 4, 2, 3)
+        initial = state if segments is None else jnp.where((segments[:, 0] != 0)[:, None, None, None], state, 0.0)
+        before = initial.astype(wide).reshape(*grouped, head_dim, width).transpose(0, 1, 4, 2, 3)
 
     size = min(chunk, seq)
     count = -(-seq // size)
@@ -138,7 +138,7 @@ def state_space_scan(
         y = jnp.moveaxis(y, 0, 1)
     y = y.reshape(batch, count * size, heads, head_dim)[:, :seq]
     after = after.transpose(0, 1, 3, 4, 2).reshape(batch, heads, head_dim, width)
-    return ScanResult(y, after, rows.left()[:, -1])
+    return ScanResult(y, after, rows.decay_from_start()[:, -1])
 
 
 def initial_state_output(
@@ -156,11 +156,11 @@ def initial_state_output(
     batch, heads, head_dim, width = state.shape
     groups = c.shape[2]
     wide = accumulation_dtype(c.dtype)
-    left = _Rows.of(dt.astype(wide), a.astype(wide), segments).left()
+    decay_from_start = _Rows.of(dt.astype(wide), a.astype(wide), segments).decay_from_start()
     columns = state.astype(c.dtype).reshape(batch, groups, heads // groups, head_dim, width)
     # b batch, i position, g group, r head of the group, p head_dim, n state
     read = jnp.einsum("bign,bgrpn->bigrp", c, columns, preferred_element_type=wide)
-    return left[..., None] * read.reshape(batch, -1, heads, head_dim)
+    return decay_from_start[..., None] * read.reshape(batch, -1, heads, head_dim)
 
 
 class _Rows(NamedTuple):
@@ -187,12 +187,12 @@ class _Rows(NamedTuple):
         changes = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
         return cls(dt, dt * a, jnp.cumsum(changes, axis=1, dtype=jnp.int32), segments[:, 0] != 0)
 
-    def left(self) -> Float[Array, "batch seq heads"]:
+    def decay_from_start(self) -> Float[Array, "batch seq heads"]:
         """Return the factor of a state before the first position at each position."""
-        left = jnp.exp(jnp.cumsum(self.step, axis=1))
+        decay_from_start = jnp.exp(jnp.cumsum(self.step, axis=1))
         if self.run is None or self.real is None:
-            return left
-        return jnp.where(((self.run == 0) & self.real[:, None])[..., None], left, 0.0)
+            return decay_from_start
+        return jnp.where(((self.run == 0) & self.real[:, None])[..., None], decay_from_start, 0.0)
 
 
 def _step(carry: tuple[Array, Array | None], piece: tuple) -> tuple[tuple[Array, Array | None], Array]:
@@ -208,23 +208,26 @@ def _step(carry: tuple[Array, Array | None], piece: tuple) -> tuple[tuple[Array,
     between = jnp.cumsum(jnp.where(together[:, None, None], log_decay[..., None], 0.0), axis=-2)
     decay = jnp.moveaxis(jnp.cumsum(log_decay, axis=-1), -1, 1)
     to_end = jnp.moveaxis(between[..., -1, :], -1, 1)
-    begun = kept = ended = None
+    decay_applies = carries_over = is_last_run = None
     if run is not None and run_before is not None:
         last = run[:, -1]
         together = together & (run[:, :, None] == run[:, None, :])
-        begun, ended = (run == run_before[:, None])[..., None, None], (run == last[:, None])[..., None, None]
-        kept, run_before = (run_before == last)[:, None, None], last
+        decay_applies, is_last_run = (
+            (run == run_before[:, None])[..., None, None],
+            (run == last[:, None])[..., None, None],
+        )
+        carries_over, run_before = (run_before == last)[:, None, None], last
     # A position's decay to itself is 1 by definition: computed from the difference it would have two
     # gradients that cancel, and with strong decays the result would be lost in their rounding.
     apart = jnp.where(jnp.eye(size, dtype=bool), jnp.zeros((), wide), MASKED)[None, None, None]
     between = jnp.where(together[:, None, None], between, apart)
     scores = product("bign,bjgn->bgij", c, b)[:, :, None] * jnp.exp(between) * jnp.moveaxis(dt, 1, -1)[..., None, :]
     y = product("bgrij,bjgrp->bigrp", scores.astype(x.dtype), x)
-    read = _where(begun, jnp.exp(decay))
+    read = _where(decay_applies, jnp.exp(decay))
     y = y + read[..., None] * product("bign,bgnrp->bigrp", c, state.astype(x.dtype))
-    written = _where(ended, jnp.exp(to_end) * dt)
+    written = _where(is_last_run, jnp.exp(to_end) * dt)
     state_update = product("bjgn,bjgrp->bgnrp", b, (x.astype(wide) * written[..., None]).astype(x.dtype))
-    state = _where(kept, jnp.exp(decay[:, -1]))[:, :, None, :, None] * state + state_update
+    state = _where(carries_over, jnp.exp(decay[:, -1]))[:, :, None, :, None] * state + state_update
     return (state, run_before), y.astype(x.dtype)
 
 

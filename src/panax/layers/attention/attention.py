@@ -257,8 +257,8 @@ def _attend_to_cache(q: jax.Array, cache: Cache, start: jax.Array, options: Atte
     scores = scores * (head_dim**-0.5 if options.scale is None else options.scale)
     if options.soft_cap is not None:
         scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
-    seen = attended_mask(start, seq, length, options.window)
-    scores = jnp.where(seen, scores, -jnp.inf)
+    attended = attended_mask(start, seq, length, options.window)
+    scores = jnp.where(attended, scores, -jnp.inf)
     if options.sinks is not None:
         # A last key without a value.
         sinks = options.sinks.reshape(1, kv_heads, heads // kv_heads, 1, 1)

@@ -50,9 +50,9 @@ class Latent(Validated):
     value_dim: int = 128
 
     def __post_init__(self) -> None:
-        for name, least in (("q_rank", 0), ("kv_rank", 1), ("nope_dim", 1), ("rope_dim", 2), ("value_dim", 1)):
-            if getattr(self, name) < least:
-                raise RecipeError(f"model.latent.{name}={getattr(self, name)}; expected {least} or more")
+        for name, minimum in (("q_rank", 0), ("kv_rank", 1), ("nope_dim", 1), ("rope_dim", 2), ("value_dim", 1)):
+            if getattr(self, name) < minimum:
+                raise RecipeError(f"model.latent.{name}={getattr(self, name)}; expected {minimum} or more")
         if self.rope_dim % 2:
             raise RecipeError(f"model.latent.rope_dim={self.rope_dim} is odd; rotary embedding turns pairs of features")
         if self.value_dim > self.head_dim:
@@ -217,8 +217,8 @@ class LatentAttention(Module):
         scores = scores * self.scale
         if self.soft_cap is not None:
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
-        seen = attended_mask(start, x.shape[1], cache.kv.shape[1], self.window)
-        weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(x.dtype)
+        attended = attended_mask(start, x.shape[1], cache.kv.shape[1], self.window)
+        weights = jax.nn.softmax(jnp.where(attended, scores, -jnp.inf), axis=-1).astype(x.dtype)
         return self._output(jnp.einsum("bhqk,bkr,rhv->bqhv", weights, cache.kv, w_v, optimize="optimal")), cache
 
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

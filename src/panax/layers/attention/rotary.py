@@ -38,7 +38,7 @@ def _require_extension(factor: float, original_length: int) -> None:
 
 
 class _Interpolation(Validated):
-    """A scaling that divides a part of each frequency by one factor, and keeps the rest."""
+    """A scaling that divides a fraction of each frequency by `factor` and leaves the other fraction unscaled."""
 
     factor: float
 
@@ -47,13 +47,13 @@ class _Interpolation(Validated):
 
     @abc.abstractmethod
     def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
-        """Return the kept fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
+        """Return the unscaled fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
         clipped by the caller."""
 
     def scale(self, frequency: np.ndarray, theta: float) -> np.ndarray:
         """Return the scaled frequencies."""
-        kept = np.clip(self.unscaled_fraction(frequency, theta), 0.0, 1.0)
-        return (1 - kept) * frequency / self.factor + kept * frequency
+        unscaled = np.clip(self.unscaled_fraction(frequency, theta), 0.0, 1.0)
+        return (1 - unscaled) * frequency / self.factor + unscaled * frequency
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class LinearScaling(_Interpolation):
         """Accept any width of a head."""
 
     def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
-        """Return zeros: no frequency is kept."""
+        """Return zeros: every frequency is divided by `factor`."""
         return np.zeros_like(frequency)
 
     @property
@@ -87,10 +87,10 @@ class LinearScaling(_Interpolation):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DynamicScaling(LinearScaling):
     """Context extension that begins in rows longer than `max_length` (dynamic NTK); rows are never longer
-    here, so it changes nothing. It is kept to be exported."""
+    here, so it has no effect except that it is exported."""
 
     def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
-        """Return ones: every frequency is kept."""
+        """Return ones: no frequency is scaled."""
         return np.ones_like(frequency)
 
 
@@ -119,7 +119,7 @@ class RotaryScaling(_Interpolation):
         """Accept any width of a head."""
 
     def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
-        """Return the kept fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
+        """Return the unscaled fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
         clipped by the caller."""
         turns = self.original_length * frequency / (2 * math.pi)
         return (turns - self.low_frequency_factor) / (self.high_frequency_factor - self.low_frequency_factor)
@@ -183,7 +183,7 @@ class YarnScaling(_Interpolation):
         )
 
     def unscaled_fraction(self, frequency: np.ndarray, theta: float) -> np.ndarray:
-        """Return the kept fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
+        """Return the unscaled fraction of each frequency: 1 leaves it unchanged, 0 divides it by `factor`;
         clipped by the caller."""
         pairs = len(frequency)
         first, last = self._transition(pairs, theta)
@@ -251,7 +251,7 @@ class LongScaling(Validated):
         )
 
     def check(self, head_dim: int, theta: float) -> None:
-        """Raise a RecipeError if the lists are not of this many pairs of features."""
+        """Raise a RecipeError if a list does not have one factor for each pair of features of such a head."""
         for name in ("short", "long"):
             count = len(getattr(self, name))
             _require(

@@ -1,4 +1,6 @@
-"""Edges between the parts of rows that devices hold: the positions that a short convolution reads before its device's."""
+"""Edges between the parts of rows that devices hold: the positions before a device's part that its short
+convolution reads.
+"""
 
 from collections.abc import Sequence
 
@@ -16,7 +18,8 @@ CONTEXT = "context"
 def edges_before(
     inputs: Sequence[jax.Array], segment: jax.Array | None, tail: int
 ) -> tuple[list[jax.Array] | None, jax.Array | None]:
-    """Return the last `tail` positions of the device before, of each input and of the segments; None if rows are whole.
+    """Return the last `tail` positions of the previous device's part, of each input and of the segments; None
+    if rows are not sharded.
 
     Args:
         inputs: Arrays "batch seq ...".

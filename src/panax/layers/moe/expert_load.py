@@ -52,8 +52,8 @@ class ExpertLoadMonitor:
             self._steps += 1
 
     def take(self) -> MonitorReport:
-        """Return the metrics of each layer and of all, each expert's load relative to its layer's mean, and
-        warnings; then reset."""
+        """Return the metrics of each layer and of all layers together, each expert's load relative to its
+        layer's mean, and warnings; then reset."""
         if not self._steps:
             return MonitorReport()
         means = {name: total / self._steps for name, total in self._sums.items()}

@@ -121,12 +121,12 @@ class Experts(Module):
             return self._exchanged(x, assigned, values, slots, over, split)
         gathered = bool(split) and bool(sequence_parallel_axes())
         if gathered:
-            assigned = _with_the_others(assigned, x.shape[1])
+            assigned = _gather_assignments(assigned, x.shape[1])
             x = all_gather_sequence(x)
-        y = self._here(x, assigned, values, slots)
+        y = self._on_this_device(x, assigned, values, slots)
         return reduce_scatter_sequence(y) if gathered else y
 
-    def _here(
+    def _on_this_device(
         self, x: jax.Array, assigned: Assignments, values: "_ExpertWeights", slots: "_ExpertWeights"
     ) -> jax.Array:
         """Apply the experts if all of them are on this device."""
@@ -137,7 +137,7 @@ class Experts(Module):
         counts, rank = rank_by_expert(expert, experts)
         groups = work.groups(counts)
         row = _place(expert, rank, groups.starts, groups.rows)
-        places = _of_tokens(assigned, row, x.shape, groups.rows)
+        places = _map_tokens(assigned, row, x.shape, groups.rows)
         weight = copy_to_rows(assigned.weight.reshape(-1), RowMap.of_positions(row[:, None], groups.rows))
         return sum_by_token(work(copy_to_rows(tokens, places), weight, values, slots, groups), places).reshape(x.shape)
 
@@ -162,13 +162,13 @@ class Experts(Module):
         row = _place(expert, rank, jnp.cumsum(counts) - counts, count)
         plan = exchange.plan(counts)
         rounds = exchange.rounds(plan)
-        # Devices along `beside` share each expert's columns, and must run the same number of rounds.
-        beside = tuple(axis for axis in split if axis not in over)
-        if beside:
-            rounds = jax.lax.pmax(rounds, beside)
-        held = buffer * (jax.lax.axis_size(beside) if beside else 1)
-        round_ = _Round(self._work(values.up.shape[0], held), exchange, beside, count)
-        constants = plan, _of_tokens(assigned, row, x.shape, count), RowMap.of_positions(row[:, None], count), values
+        # Devices along `column_axes` share each expert's columns, and must run the same number of rounds.
+        column_axes = tuple(axis for axis in split if axis not in over)
+        if column_axes:
+            rounds = jax.lax.pmax(rounds, column_axes)
+        received_rows = buffer * (jax.lax.axis_size(column_axes) if column_axes else 1)
+        round_ = _Round(self._work(values.up.shape[0], received_rows), exchange, column_axes, count)
+        constants = plan, _map_tokens(assigned, row, x.shape, count), RowMap.of_positions(row[:, None], count), values
         weight = assigned.weight.reshape(-1)
         y = sum_over_rounds(round_, rounds, constants, (tokens, weight), slots, max_rounds=exchange.max_rounds(count))
         return y.reshape(x.shape)
@@ -180,7 +180,7 @@ class Experts(Module):
 
 
 class _ExpertWeights(NamedTuple):
-    """Parameters of a device's experts that rows meet, or the gradient slots of these; None for absent ones."""
+    """Parameters of a device's experts that rows are multiplied with, or their gradient slots; None for absent ones."""
 
     gate: jax.Array | None
     up: jax.Array
@@ -239,16 +239,16 @@ class _Work:
 
 @dataclasses.dataclass(frozen=True)
 class _Round:
-    """One round of the exchange: send rows to their experts, apply these, and bring the results back.
+    """One round of the exchange: send rows to their experts, apply the experts, and bring the results back.
 
     Attributes:
-        beside: The mesh axes that shard each expert.
+        column_axes: The mesh axes that shard each expert.
         count: Number of this device's rows.
     """
 
     work: _Work
     exchange: ExchangePlan
-    beside: MeshAxes
+    column_axes: MeshAxes
     count: int
 
     def __call__(self, number: jax.Array, constants: Any, variables: Any) -> Float[Array, "token embed"]:
@@ -256,20 +256,22 @@ class _Round:
         window = self.exchange.window(plan, number)
         arrived = self._send(copy_to_rows(tokens, places), plan, window)
         weights = self._send(copy_to_rows(weight, weight_places), plan, window)
-        # Lay out the arrivals of all devices along `beside` in one sorted buffer: per expert, device after device.
+        # Lay out the arrivals of all devices along `column_axes` in one sorted buffer: per expert, device after device.
         arrivals = self.exchange.arrivals(plan, window)
-        everyone = all_gather(arrivals.counts[None], self.beside, 0)
+        everyone = all_gather(arrivals.counts[None], self.column_axes, 0)
         groups = self.work.groups(everyone.sum(axis=0))
-        before = (jnp.cumsum(everyone, axis=0) - everyone)[axis_index(self.beside)]
+        before = (jnp.cumsum(everyone, axis=0) - everyone)[axis_index(self.column_axes)]
         row = _place(arrivals.expert, arrivals.rank, groups.starts + before, groups.rows)
-        places_here = RowMap.of_positions(all_gather(row, self.beside, 0)[:, None], groups.rows)
+        places_here = RowMap.of_positions(all_gather(row, self.column_axes, 0)[:, None], groups.rows)
         y = self.work(copy_to_rows(arrived, places_here), copy_to_rows(weights, places_here), values, slots, groups)
         # Sum the partial results of an expert's shards, then send each row back to its token's device.
-        returned: jax.Array = reduce_scatter_sum(sum_by_token(y, places_here), self.beside, 0)
+        returned: jax.Array = reduce_scatter_sum(sum_by_token(y, places_here), self.column_axes, 0)
         return sum_by_token(self.exchange.send_back(returned, plan, window, self.count), places)
 
     def _send(self, rows: jax.Array, plan: RoutingCounts, window: Any) -> jax.Array:
-        return all_gather_sum(checkpoint_name(self.exchange.send(rows, plan, window), EXCHANGED_ROWS), self.beside, 0)
+        return all_gather_sum(
+            checkpoint_name(self.exchange.send(rows, plan, window), EXCHANGED_ROWS), self.column_axes, 0
+        )
 
 
 def _place(expert: jax.Array, rank: jax.Array, starts: jax.Array, none: int) -> Int[Array, " assignment"]:
@@ -279,7 +281,7 @@ def _place(expert: jax.Array, rank: jax.Array, starts: jax.Array, none: int) -> 
     return jnp.where(expert < starts.shape[0], starts[inside] + rank, none).astype(jnp.int32)
 
 
-def _of_tokens(assigned: Assignments, row: jax.Array, shape: tuple[int, ...], rows: int) -> RowMap:
+def _map_tokens(assigned: Assignments, row: jax.Array, shape: tuple[int, ...], rows: int) -> RowMap:
     """Map the tokens of `batch seq` to the buffer rows that copy them."""
     batch, length = shape[:2]
     if assigned.uses is not None:
@@ -302,7 +304,7 @@ def _shares(assigned: Assignments, length: int, experts: int) -> Float[Array, "b
     return assert_sharding(zeros.at[at].add(assigned.weight, mode="drop"), split, 1)
 
 
-def _with_the_others(assigned: Assignments, length: int) -> Assignments:
+def _gather_assignments(assigned: Assignments, length: int) -> Assignments:
     """Gather the assignments of the devices along the tensor axis, in the order of the gathered sequence."""
     axes = sequence_parallel_axes()
     position = assigned.position + length * axis_index(axes)
@@ -334,8 +336,8 @@ class _Grouped(WeightOp):
 
 @dataclasses.dataclass(frozen=True)
 class _GroupedBias(WeightOp):
-    """Addition of the bias of its group to each row. Rows in gaps get it too: their weight, 0, removes it, and so does
-    their gradient."""
+    """Addition of the bias of its group to each row. Rows in gaps get a bias too, which their weight and
+    gradient, both 0, remove."""
 
     target: Target
 

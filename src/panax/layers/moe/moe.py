@@ -110,13 +110,13 @@ def router_metrics(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> tu
         losses["balance"] = Loss((share * summed.probability).sum(), tokens, moe.balance)
     if moe.z_loss > 0.0:
         losses["router_z"] = Loss(summed.z.sum(), tokens, moe.z_loss)
-    shown: Any = jax.lax.stop_gradient(summed)
-    load = shown.load.sum(axis=1)
+    metric_terms: Any = jax.lax.stop_gradient(summed)
+    load = metric_terms.load.sum(axis=1)
     return losses, {
         "experts/load": Sum(load),
-        "experts/entropy": Mean(shown.entropy, shown.tokens),
-        "experts/router_z": Mean(shown.z, shown.tokens),
-        "experts/dropped": Mean(shown.dropped, load.sum(axis=-1)),
+        "experts/entropy": Mean(metric_terms.entropy, metric_terms.tokens),
+        "experts/router_z": Mean(metric_terms.z, metric_terms.tokens),
+        "experts/dropped": Mean(metric_terms.dropped, load.sum(axis=-1)),
     }
 
 

@@ -104,14 +104,18 @@ class Router(Module):
             probability = scores / (scores.sum(axis=-1, keepdims=True) + 1e-20)
         # load: [batch, router], counted before any token is dropped.
         if moe.experts_choose:
-            assigned, load, dropped = _by_expert(moe, scores, tokens)
+            assigned, load, dropped = _assign_by_expert_choice(moe, scores, tokens)
         else:
-            chosen = _best(moe, scores, tokens) if moe.choice == "token" else _by_own_router(moe, logits, tokens)
-            assigned, load, dropped = _by_token(moe, chosen, tokens)
+            chosen = (
+                _choose_best_experts(moe, scores, tokens)
+                if moe.choice == "token"
+                else _choose_by_custom_router(moe, logits, tokens)
+            )
+            assigned, load, dropped = _assign_chosen(moe, chosen, tokens)
         valid = jnp.ones(x.shape[:2], jnp.float32) if tokens.valid is None else tokens.valid.astype(jnp.float32)
         # The entropy is a metric only, so it has no gradient.
-        shown = jax.lax.stop_gradient(probability)
-        entropy = -(shown * jnp.log(jnp.maximum(shown, 1e-20))).sum(axis=-1)
+        metric_probability = jax.lax.stop_gradient(probability)
+        entropy = -(metric_probability * jnp.log(jnp.maximum(metric_probability, 1e-20))).sum(axis=-1)
         summed = (probability * valid[:, :, None]).sum(axis=1)
         if moe.balance_scope != "sequence":
             summed, load = summed.sum(axis=0, keepdims=True), load.sum(axis=0, keepdims=True)
@@ -119,28 +123,32 @@ class Router(Module):
         return assigned, RouterTerms(summed, load, z, (entropy * valid).sum(), dropped, valid.sum())
 
 
-def _best(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.Array]:
+def _choose_best_experts(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.Array]:
     """Choose each token's best experts, and compute their weights."""
-    expert = jax.lax.top_k(jax.lax.stop_gradient(_selected_by(moe, scores, tokens.bias)), moe.active)[1]
+    expert = jax.lax.top_k(jax.lax.stop_gradient(_selection_scores(moe, scores, tokens.bias)), moe.active)[1]
     weight = jnp.take_along_axis(scores, expert, axis=-1)
     if moe.normalize_topk:
         weight = weight / (weight.sum(axis=-1, keepdims=True) + 1e-20)
     return expert, weight * moe.scale
 
 
-def _by_own_router(moe: MoE, logits: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.Array]:
+def _choose_by_custom_router(moe: MoE, logits: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.Array]:
     """Choose experts by a registered router, and check its result."""
     expert, weight = ROUTERS[moe.choice](moe, logits, tokens)
-    wanted = (*logits.shape[:2], moe.active)
-    if expert.shape != wanted or weight.shape != wanted or not jnp.issubdtype(expert.dtype, jnp.integer):
+    expected_shape = (*logits.shape[:2], moe.active)
+    if (
+        expert.shape != expected_shape
+        or weight.shape != expected_shape
+        or not jnp.issubdtype(expert.dtype, jnp.integer)
+    ):
         raise RecipeError(
             f"the router {moe.choice!r} gave experts {expert.dtype}{list(expert.shape)} and weights {list(weight.shape)}; "
-            f"expected integers {list(wanted)} (batch, positions, task.model.feed_forward.active) and a weight for each"
+            f"expected integers {list(expected_shape)} (batch, positions, task.model.feed_forward.active) and a weight for each"
         )
     return expert.astype(jnp.int32), weight.astype(jnp.float32)
 
 
-def _by_token(
+def _assign_chosen(
     moe: MoE, chosen: tuple[jax.Array, jax.Array], tokens: Tokens
 ) -> tuple[Assignments, jax.Array, jax.Array]:
     """Assign tokens to the experts chosen for each; return (assigned, each row's load, dropped)."""
@@ -153,9 +161,9 @@ def _by_token(
     if moe.capacity is not None:
         # Mark padding differently from tokens without an expert: padding must not raise the capacity.
         padded = expert if tokens.valid is None else jnp.where(tokens.valid[:, :, None], expert, experts + 1)
-        kept = _within_capacity(moe, padded, tokens.place)
-        dropped = ((expert < experts) & ~kept).sum(dtype=jnp.float32)
-        expert = jnp.where(kept, expert, experts)
+        within_capacity = _within_capacity(moe, padded, tokens.place)
+        dropped = ((expert < experts) & ~within_capacity).sum(dtype=jnp.float32)
+        expert = jnp.where(within_capacity, expert, experts)
     position = jnp.arange(length * moe.active, dtype=jnp.int32) // moe.active
     position = jnp.broadcast_to(position[None], (batch, length * moe.active))
     expert, weight = expert.reshape(batch, -1), weight.reshape(batch, -1)
@@ -163,7 +171,7 @@ def _by_token(
     return assigned, load, dropped
 
 
-def _selected_by(moe: MoE, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
+def _selection_scores(moe: MoE, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Compute the scores for selection: biased, and -inf for experts in groups that a token does not use."""
     if bias is not None:
         scores = scores + bias.astype(scores.dtype)[None, None]
@@ -177,13 +185,13 @@ def _selected_by(moe: MoE, scores: jax.Array, bias: jax.Array | None) -> jax.Arr
 
 
 def _within_capacity(moe: MoE, expert: jax.Array, place: jax.Array | None) -> jax.Array:
-    """Return which assignments are among the first of their row, up to each expert's capacity."""
+    """Return a mask of the assignments that are among the first of their row, up to each expert's capacity."""
     rows = _whole_rows(expert)
     batch, length, _ = rows.shape
     rank = jax.vmap(lambda row: rank_by_expert(row, moe.experts)[1])(rows.reshape(batch, -1))
     tokens = (rows[:, :, 0] <= moe.experts).sum(axis=-1)
     kept = rank.reshape(rows.shape) < _capacities(moe, length)[tokens][:, None, None]
-    return _own_part(kept, place, expert.shape[1])
+    return _select_local_positions(kept, place, expert.shape[1])
 
 
 def _capacities(moe: MoE, length: int) -> Int[Array, " tokens"]:
@@ -191,14 +199,14 @@ def _capacities(moe: MoE, length: int) -> Int[Array, " tokens"]:
     return jnp.array([moe.row_capacity(tokens) for tokens in range(length + 1)], jnp.int32)
 
 
-def _by_expert(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assignments, jax.Array, jax.Array]:
-    """Choose each expert's best tokens of each row. If rows are sharded, all devices compute the same, and
-    each keeps its own tokens."""
+def _assign_by_expert_choice(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[Assignments, jax.Array, jax.Array]:
+    """Choose each expert's best tokens of each row. If rows are sharded, all devices of a row compute the same
+    choice, and each returns that of its positions."""
     batch, length, experts = scores.shape
-    shown = jax.lax.stop_gradient(scores)
+    metric_scores = jax.lax.stop_gradient(scores)
     if tokens.valid is not None:
-        shown = jnp.where(tokens.valid[:, :, None], shown, -jnp.inf)
-    rows = _whole_rows(shown)
+        metric_scores = jnp.where(tokens.valid[:, :, None], metric_scores, -jnp.inf)
+    rows = _whole_rows(metric_scores)
     # best, place: [batch, expert, capacity], with positions in the global row.
     best, place = jax.lax.top_k(rows.swapaxes(1, 2), moe.row_capacity(rows.shape[1]))
     count = (rows > -jnp.inf).any(axis=-1).sum(axis=-1)
@@ -261,7 +269,7 @@ def _whole_rows(x: jax.Array) -> jax.Array:
     return jnp.take(rows, zigzag_inverse(rows.shape[1], axis_size("context")), axis=1)
 
 
-def _own_part(rows: jax.Array, place: jax.Array | None, length: int) -> jax.Array:
+def _select_local_positions(rows: jax.Array, place: jax.Array | None, length: int) -> jax.Array:
     """Select this device's positions of whole rows."""
     if rows.shape[1] == length:
         return rows

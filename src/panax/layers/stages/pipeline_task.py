@@ -42,11 +42,14 @@ def compute_pipeline_grads(
     outcome, outer_axes = _run(task, _Inputs(params, state, micro_batches, key), layers, weights, train=True)
     outer = reduce_grads(outcome.outer, outer_axes)
     all_gradients = task.with_stacks(outer, layers.restore_grads(slot_gradients(outcome.chunks)))
-    kept = jax.tree.map(
-        lambda gradient, keep: gradient if keep else None, all_gradients, trainable, is_leaf=lambda node: node is None
+    trained_gradients = jax.tree.map(
+        lambda gradient, is_trained: gradient if is_trained else None,
+        all_gradients,
+        trainable,
+        is_leaf=lambda node: node is None,
     )
     losses, metrics = _all_measures(outcome)
-    return Gradients(kept, losses, state, metrics)
+    return Gradients(trained_gradients, losses, state, metrics)
 
 
 def evaluate_pipeline(
@@ -77,7 +80,7 @@ def _run(
         weights: Weight of each loss in the objective to differentiate; None to run forward only.
 
     Returns:
-        Its output, and the logical axes of the parameters outside of the stages.
+        The pipeline's output, and the logical axes of the parameters outside of the stages.
     """
     params, state, micro_batches, key = inputs
     layout = current_layout()
@@ -139,7 +142,7 @@ def _share_of(leaf: jax.Array, share: LastStageShare, by_position: bool) -> jax.
         leaf = leaf.reshape(leaf.shape[0], ways, leaf.shape[1] // ways).swapaxes(0, 1).reshape(ways, -1)
     else:
         leaf = leaf[None]
-    beyond = each * share.parts - leaf.shape[1]
-    padded = jnp.pad(leaf, ((0, 0), (0, beyond), *((0, 0),) * (leaf.ndim - 2)))
+    padding = each * share.parts - leaf.shape[1]
+    padded = jnp.pad(leaf, ((0, 0), (0, padding), *((0, 0),) * (leaf.ndim - 2)))
     stage_share = jax.lax.dynamic_slice_in_dim(padded, share.part * each, each, axis=1)
     return stage_share.reshape(1, -1) if by_position else stage_share[0]

@@ -43,7 +43,7 @@ class StageLayers:
     """The layers of this stage.
 
     Attributes:
-        runs: Its part of each run, in layer order.
+        runs: The stage's part of each run, in layer order.
         stacks: The model's stacks, as stored.
         reporting: Number of reporting layers in the whole model.
     """
@@ -60,8 +60,8 @@ class StageLayers:
         step.
 
         Args:
-            trainable: Bools with the structure of the stacks: weights that are not trained become `FixedWeight`. None for no
-                gradients at all.
+            trainable: Bools with the structure of the stacks: weights that are not trained become
+                `FixedWeight`. None if no gradients are computed.
         """
         stages, runs, start = axis_size(AXIS), [], 0
         groups = group_runs(model_stacks)
@@ -73,11 +73,12 @@ class StageLayers:
             if reports
         )
         rows = {layer: row for row, layer in enumerate(reporting)}
-        held = layers_by_stage(sum(map(len, groups)), stages=stages, chunks=chunks)
+        unit_indices = layers_by_stage(sum(map(len, groups)), stages=stages, chunks=chunks)
         for group in groups:
             # order: [stage, chunk, slot] to the unit's index in its run, padded with -1 to equal length.
             units = [
-                [[n - start for n in chunk if start <= n < start + len(group)] for chunk in stage] for stage in held
+                [[n - start for n in chunk if start <= n < start + len(group)] for chunk in stage]
+                for stage in unit_indices
             ]
             longest = max(len(chunk) for stage in units for chunk in stage)
             order = np.array([[[*chunk, *[-1] * (longest - len(chunk))] for chunk in stage] for stage in units])
@@ -112,8 +113,8 @@ class StageLayers:
     def restore_grads(self, gradients: list[list[Any]]) -> Any:
         """Return gradients with the structure of `weights` to the storage layout of the stacks."""
         stacks = list(self.stacks)
-        for run, own in zip(self.runs, gradients):
-            flat = [None if g is None else run.return_grad(g, axes) for g, axes in zip(own, run.axes)]
+        for run, run_gradients in zip(self.runs, gradients):
+            flat = [None if g is None else run.return_grad(g, axes) for g, axes in zip(run_gradients, run.axes)]
             for number, stack in zip(
                 run.stack_indices, _by_stack([self.stacks[n] for n in run.stack_indices], flat, run.period)
             ):
@@ -131,7 +132,7 @@ class StageRun:
         weights: The leaves of a unit, each with the leading axes [chunk, slot].
         treedefs: The distinct units by static settings (such as windows).
         unit_kinds: For each unit, the index of its treedef.
-        rows: For each unit, the rows of its reporting layers among all of the model.
+        rows: For each unit, the indices of its reporting layers among the model's reporting layers.
         axes: The logical axes of each leaf, `layer` first.
         alone: True if it is the only run. Running an empty slot then costs no time, since other stages fill
             theirs.
@@ -186,12 +187,14 @@ class StageRun:
     def bring(self, model_stacks: Sequence[Stack], trainable: Sequence[Any]) -> "StageRun":
         """Return the run with this stage's part of its weights."""
         stacks = [model_stacks[n] for n in self.stack_indices]
-        trained = _trained(stacks, [trainable[n] for n in self.stack_indices], self.period)
+        trained = _list_trained(stacks, [trainable[n] for n in self.stack_indices], self.period)
         together = self.treedefs[0].flatten_up_to(_gathers_together(stacks[0].blocks[: self.period]))
         weights = []
-        for leaf, axes, keep, apart in zip(_by_unit(stacks, self.period), self.axes, trained, together, strict=True):
+        for leaf, axes, is_trained, apart in zip(
+            _by_unit(stacks, self.period), self.axes, trained, together, strict=True
+        ):
             weight = self.bring_to_stage(leaf, axes, stays_split=apart)
-            weights.append(weight if keep else FixedWeight(weight))
+            weights.append(weight if is_trained else FixedWeight(weight))
         return dataclasses.replace(self, weights=weights)
 
     @property
@@ -229,7 +232,7 @@ class StageRun:
 
         def one(x: jax.Array, leaves: list[Any], unit: Any, kind: Any, first: Any, rows: Any) -> tuple[jax.Array, Any]:
             def branch(treedef: Any) -> Any:
-                return lambda x, leaves: _blocks(treedef.unflatten(leaves), x, context, first, rows, state)
+                return lambda x, leaves: _run_blocks(treedef.unflatten(leaves), x, context, first, rows, state)
 
             # All stages run one program, so units of different structure are branches, chosen by the unit's kind.
             branches = [branch(treedef) for treedef in self.treedefs]
@@ -267,14 +270,14 @@ class StageRun:
         """Convert a stored leaf of all units to this stage's part of it, [chunk, slot, ...].
 
         Args:
-            stays_split: True for a part of a weight that gathers its parts itself.
+            stays_split: True for a part of a weight that gathers its own parts at each use.
         """
         chunks, slots = self.order.shape[1:]
         dim = self._split_dim(axes)
-        once = self.layout.zero.gathers_per_step and not stays_split
+        per_step = self.layout.zero.gathers_per_step and not stays_split
         gathers = self._gathers(axes)
         # Cast before communication if the weight is gathered or moved once per step.
-        early = once and (any(gathers) or (dim is not None and not self.is_stored_in_place))
+        early = per_step and (any(gathers) or (dim is not None and not self.is_stored_in_place))
         value = leaf.astype(step_gather_dtype(axes, self.dtype)) if early else leaf
         if not self.is_stored_in_place:
             # Empty slots hold unit 0 as a placeholder.
@@ -287,15 +290,15 @@ class StageRun:
         def by_chunk(x: jax.Array) -> jax.Array:
             return x.reshape(chunks, slots, *x.shape[1:])
 
-        if value.dtype == leaf.dtype and not (once and any(gathers)):
+        if value.dtype == leaf.dtype and not (per_step and any(gathers)):
             return by_chunk(value)
-        scattered = once and not self.layout.zero.scatters_per_step
-        gathered = gather_weight_as(value, axes, gathers, value.dtype) if once else value
+        scattered = per_step and not self.layout.zero.scatters_per_step
+        gathered = gather_weight_as(value, axes, gathers, value.dtype) if per_step else value
         slot = jnp.zeros(value.shape if scattered else gathered.shape, leaf.dtype)
         return StepWeight(by_chunk(gathered), by_chunk(slot), scattered)
 
     def return_grad(self, gradient: jax.Array, axes: Axes) -> jax.Array:
-        """Convert a gradient with the layout of `brought` to the storage layout of all units."""
+        """Convert a gradient with the layout of `bring_to_stage` to the storage layout of all units."""
         gradient = gradient.reshape(-1, *gradient.shape[2:])
         if self.layout.zero.scatters_per_step:
             gradient = scatter_dims(gradient, self._gathers(axes))
@@ -320,16 +323,18 @@ class StageRun:
             return gather_axes(axes)
 
 
-def _blocks(blocks: Any, x: jax.Array, context: Context, first: Any, rows: Any, state: Any) -> tuple[jax.Array, Any]:
+def _run_blocks(
+    blocks: Any, x: jax.Array, context: Context, first: Any, rows: Any, state: Any
+) -> tuple[jax.Array, Any]:
     """Run one unit's layers; return the output and their reports."""
-    found: list[Any] = []
+    reports: list[Any] = []
     for place, block in enumerate(blocks):
         key = None if context.key is None else jax.random.fold_in(context.key, first + place)
-        row = rows[len(found)] if block.reports else None
-        own = None if row is None else jax.tree.map(lambda leaf, row=row: leaf[row], state)
-        x, reported = block(x, context._replace(key=key), own)
-        found += [] if reported is None else [reported]
-    return x, found
+        row = rows[len(reports)] if block.reports else None
+        block_state = None if row is None else jax.tree.map(lambda leaf, row=row: leaf[row], state)
+        x, reported = block(x, context._replace(key=key), block_state)
+        reports += [] if reported is None else [reported]
+    return x, reports
 
 
 def _in_rows(terms: jax.Array, rows: jax.Array, count: int) -> jax.Array:
@@ -338,7 +343,7 @@ def _in_rows(terms: jax.Array, rows: jax.Array, count: int) -> jax.Array:
 
 
 def _gathers_together(blocks: Any) -> Any:
-    """Return bools with the structure of `blocks`: True for parts of weights that gather them together."""
+    """Return bools with the structure of `blocks`: True for the parts of a weight that gathers them itself."""
 
     def one(node: Any) -> Any:
         return jax.tree.map(lambda _: True, node) if gathers_together(node) else False
@@ -346,12 +351,13 @@ def _gathers_together(blocks: Any) -> Any:
     return jax.tree.map(one, blocks, is_leaf=gathers_together)
 
 
-def _trained(stacks: Sequence[Stack], trainable: Sequence[Any], period: int) -> list[bool]:
+def _list_trained(stacks: Sequence[Stack], trainable: Sequence[Any], period: int) -> list[bool]:
     """Return for each leaf of a unit whether it is trained in any of the units."""
     trained = []
     for stack, mask in zip(stacks, trainable, strict=True):
         flags = [
-            jax.tree.structure(block).flatten_up_to(kept) for block, kept in zip(stack.blocks, mask.blocks, strict=True)
+            jax.tree.structure(block).flatten_up_to(block_mask)
+            for block, block_mask in zip(stack.blocks, mask.blocks, strict=True)
         ]
         trained += [[flag for block in flags for flag in block]] if period > 1 else flags
     return [any(flag is not False for flag in flags) for flags in zip(*trained, strict=True)]

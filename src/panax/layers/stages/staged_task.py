@@ -144,7 +144,7 @@ class StagedTask(Task):
             )
         return jnp.float32(0.0)
 
-    def layer_metrics(self, found: Any, count: Float[Array, ""], train: bool) -> tuple[Losses, Metrics]:
+    def layer_metrics(self, reports: Any, count: Float[Array, ""], train: bool) -> tuple[Losses, Metrics]:
         """Compute losses and metrics from the layers' reports, which have a leading axis of the reporting
         layers."""
         return {}, {}
@@ -186,15 +186,15 @@ class StagedTask(Task):
             return pipeline_task.evaluate_pipeline(self, params, state, batch, key, train)
         context, remat = self.context(batch, key, train), self.remat if train else "none"
         x = self.enter(params, batch, context)
-        x, found = run_stacks(self.stacks(params), x, context, remat, self.layer_state(state))
+        x, reports = run_stacks(self.stacks(params), x, context, remat, self.layer_state(state))
         losses, metrics = self.compute_metrics(params, self.leave(params, x), self.targets(batch), train)
-        of_layers, watched = self.layer_metrics(found, self.count_tokens(batch), train)
+        of_layers, watched = self.layer_metrics(reports, self.count_tokens(batch), train)
         return Evaluation({**losses, **of_layers}, state, {**metrics, **watched})
 
     def gradients(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array, trainable: Any) -> Gradients:
         run = pipeline_task.compute_pipeline_grads if axis_size(STAGE) > 1 else accumulate_grads
-        found = run(self, params, state, micro_batches, key, trainable)
-        return found._replace(state=self.update_state(state, found.metrics))
+        gradients = run(self, params, state, micro_batches, key, trainable)
+        return gradients._replace(state=self.update_state(state, gradients.metrics))
 
     @property
     def has_custom_leave(self) -> bool:

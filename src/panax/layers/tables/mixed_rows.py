@@ -31,9 +31,9 @@ def choose_num_parts(rows: int) -> int:
     >>> choose_num_parts(10_000_000), choose_num_parts(1000)
     (430080, 32)
     """
-    most = max(rows // 16, 1)
-    odd = next(odd for odd in ODD_FACTORS if odd * MIN_POWER_OF_TWO <= most or odd == 1)
-    return odd * min(MAX_POWER_OF_TWO, 2 ** int(math.log2(most // odd)))
+    max_parts = max(rows // 16, 1)
+    odd = next(odd for odd in ODD_FACTORS if odd * MIN_POWER_OF_TWO <= max_parts or odd == 1)
+    return odd * min(MAX_POWER_OF_TWO, 2 ** int(math.log2(max_parts // odd)))
 
 
 def pad_rows_to_parts(rows: int, parts: int) -> int:
@@ -74,12 +74,12 @@ def unmix_rows(place: Int[Array, "*rows"], rows: int, parts: int) -> Int[Array, 
 def _apart(parts: int) -> int:
     """Return the distance between the parts of adjacent rows: close to the golden section, so that a few rows
     are spread too, and coprime to `parts`."""
-    wanted = int(0.618 * parts) | 1
-    return next(apart for apart in range(wanted, 2 * parts + 2) if math.gcd(apart, parts) == 1)
+    start = int(0.618 * parts) | 1
+    return next(apart for apart in range(start, 2 * parts + 2) if math.gcd(apart, parts) == 1)
 
 
 def _times(number: Int[Array, "*rows"], factor: int, parts: int) -> Int[Array, "*rows"]:
-    """Multiply modulo `parts`; both operands are smaller than it."""
+    """Multiply modulo `parts`; both operands are smaller than `parts`."""
     high, low = divmod(factor, DIGIT)
     return (number * high % parts * DIGIT + number * low) % parts
 

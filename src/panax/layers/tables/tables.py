@@ -293,19 +293,19 @@ def _adapted(table: TableConfig, num_ids: Mapping[str, int]) -> TableConfig:
     if table.growth is not None:
         return table
     leaves = [feature.leaf for feature in table.features]
-    wanted = max((num_ids.get(leaf, 0) for leaf in leaves), default=0)
-    if table.rows == 0 and not wanted:
+    data_ids = max((num_ids.get(leaf, 0) for leaf in leaves), default=0)
+    if table.rows == 0 and not data_ids:
         raise RecipeError(
             f"the table {table.name!r} has rows=0, which takes the data's number of ids, but the data does not state how many "
             f"{' and '.join(map(repr, leaves))} may hold; set a number"
         )
-    if wanted and table.hot_rows >= wanted:
+    if data_ids and table.hot_rows >= data_ids:
         raise RecipeError(
-            f"the table {table.name!r} has hot_rows={table.hot_rows:,}, and the data {wanted:,} ids; expected fewer"
+            f"the table {table.name!r} has hot_rows={table.hot_rows:,}, and the data {data_ids:,} ids; expected fewer"
         )
-    if 0 < table.rows < wanted:
+    if 0 < table.rows < data_ids:
         raise RecipeError(
             f"the table {table.name!r} has rows={table.rows:,}, and the data's {' and '.join(map(repr, leaves))} may hold "
-            f"{wanted:,} ids; raise rows, or set it to 0 to use the data's"
+            f"{data_ids:,} ids; raise rows, or set it to 0 to use the data's"
         )
-    return table if table.rows else dataclasses.replace(table, rows=wanted)
+    return table if table.rows else dataclasses.replace(table, rows=data_ids)

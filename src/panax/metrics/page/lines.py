@@ -35,8 +35,7 @@ class Line(NamedTuple):
     """One line of a chart.
 
     Attributes:
-        x: Its points' positions, ascending, of the same number as `y`. A point that is not finite leaves a
-            gap.
+        x: Positions of the points, ascending; as many as in `y`. A point that is not finite leaves a gap.
         color: Empty for the page's next color; only those change in dark mode.
         dashes: SVG's `stroke-dasharray`; empty for none.
         marked: True if a line with few points has circles.
@@ -126,8 +125,8 @@ def line_chart(
         marks: Positions on the x axis, drawn as vertical lines.
     """
     width, height, logarithmic = style.width, style.height, style.logarithmic
-    kept = [thin_points(_points(line, logarithmic), style.max_points) for line in lines]
-    finite = [points[np.isfinite(points[:, 1])] for points in kept]
+    thinned = [thin_points(_points(line, logarithmic), style.max_points) for line in lines]
+    finite = [points[np.isfinite(points[:, 1])] for points in thinned]
     together = np.concatenate(finite) if finite else np.zeros((0, 2))
     if not len(together):
         return Chart(svg(40, [text(16, 24, "nothing to draw", faint=True)], width))
@@ -143,7 +142,7 @@ def line_chart(
         parts += [_title(x, 14 + 20 * row, lines[n], n, len(finite[n])) for n, x in titles]
     for mark in marks:
         parts.append(_mark(plane, mark))
-    for row, (line, points) in enumerate(zip(lines, kept)):
+    for row, (line, points) in enumerate(zip(lines, thinned)):
         parts.append(_line(plane, line, points, row, style.readable))
         if not titles_above:
             parts.append(_title(right + 14, plane.top + 8 + row * 20, line, row, len(finite[row])))
@@ -238,8 +237,8 @@ def _line(plane: _Plane, line: Line, points: Points, row: int, readable: bool) -
         run = []
     data = ""
     if readable:
-        told = " ".join(f"{x:.7g},{y:.5g}" for x, y in points.tolist() if math.isfinite(y))
-        data = f' data-title="{escape(line.title)}" data-points="{told}"'
+        coordinates = " ".join(f"{x:.7g},{y:.5g}" for x, y in points.tolist() if math.isfinite(y))
+        data = f' data-title="{escape(line.title)}" data-points="{coordinates}"'
     dash = f' stroke-dasharray="{line.dashes}"' if line.dashes else ""
     dots = "".join(f'<circle cx="{a}" cy="{b}" r="2.6"/>' for a, b in (point.split() for point in circles))
     return (

@@ -25,15 +25,15 @@ def text(
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor"{weight}{opacity}>{escape(words)}</text>'
 
 
-def ticks(first: float | int, last: float | int, most: int = 10) -> list[float | int]:
-    """Return round numbers from `first` to `last`, at most `most + 1` of them.
+def ticks(first: float | int, last: float | int, max_intervals: int = 10) -> list[float | int]:
+    """Return round numbers from `first` to `last`, at most `max_intervals + 1` of them.
 
     >>> ticks(1, 8), ticks(0, 300), ticks(0.0, 1.0, 4)
     ([1, 2, 3, 4, 5, 6, 7, 8], [0, 50, 100, 150, 200, 250, 300], [0.0, 0.5, 1.0])
     """
     span = max(last - first, abs(first) * 1e-9, 1e-300)
-    power = 10.0 ** (math.floor(math.log10(span / most)))
-    step = next(size * power for size in (1, 2, 5, 10, 20) if span / (size * power) <= most * (1 + 1e-9))
+    power = 10.0 ** (math.floor(math.log10(span / max_intervals)))
+    step = next(size * power for size in (1, 2, 5, 10, 20) if span / (size * power) <= max_intervals * (1 + 1e-9))
     step = round(step) if step >= 1 else step
     return [n * step for n in range(math.ceil(first / step - 1e-9), math.floor(last / step + 1e-9) + 1)]
 
@@ -48,11 +48,11 @@ def logarithmic_ticks(low: float | int, high: float | int) -> list[float | int]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     if last - first > 3:
         every = -(-(last - first) // 6)
-        found = [10.0**power for power in range(first, last + 1, every)]
+        powers = [10.0**power for power in range(first, last + 1, every)]
     else:
-        found = [size * 10.0**power for power in range(first, last + 1) for size in (1, 2, 5)]
-    found = [value for value in found if low * 0.999 <= value <= high * 1.001]
-    return found if len(found) > 1 else list(ticks(low, high, 4))
+        powers = [size * 10.0**power for power in range(first, last + 1) for size in (1, 2, 5)]
+    powers = [value for value in powers if low * 0.999 <= value <= high * 1.001]
+    return powers if len(powers) > 1 else list(ticks(low, high, 4))
 
 
 def number(value: float | int) -> str:

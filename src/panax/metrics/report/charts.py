@@ -90,11 +90,11 @@ def _in_proportion(run: RunFiles, one: str, other: str) -> bool:
     return bool(np.isfinite(ratio).all() and ratio.max() - ratio.min() <= 1e-3 * abs(ratio.max()))
 
 
-def other_charts(runs: Sequence[RunFiles], drawn: Sequence[ChartSpec], most: int = 24) -> list[ChartSpec]:
+def other_charts(runs: Sequence[RunFiles], drawn: Sequence[ChartSpec], max_charts: int = 24) -> list[ChartSpec]:
     """Return charts of all other curves with more than one value, each alone."""
     done = {name for chart in drawn for name, _ in chart.names}
     names = dict.fromkeys(name for run in runs for name, curve in run.curves.items() if len(curve.x) > 1)
-    return [ChartSpec(name, ((name, ""),)) for name in names if name not in done][:most]
+    return [ChartSpec(name, ((name, ""),)) for name in names if name not in done][:max_charts]
 
 
 def curve_picture(

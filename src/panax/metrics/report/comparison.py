@@ -70,10 +70,11 @@ def _figures(all_figures: Sequence[RunFigures], rate: Rate) -> TextTable:
 
 def _best(values: Sequence[float | int | None]) -> list[str]:
     """Format losses, with the lowest in bold."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    least = min(known) if len(known) > 1 else None
+    finite_values = [value for value in values if value is not None and math.isfinite(value)]
+    smallest = min(finite_values) if len(finite_values) > 1 else None
     return [
-        f"**{format_loss(value)}**" if value is not None and value == least else format_loss(value) for value in values
+        f"**{format_loss(value)}**" if value is not None and value == smallest else format_loss(value)
+        for value in values
     ]
 
 
@@ -115,7 +116,7 @@ def _curves(all_figures: Sequence[RunFigures]) -> tuple[Block, ...]:
         by_time = Grid(tuple(curve_picture(chart, all_figures, by_time=True) for chart in drawn))
         ways.append(("by time", (by_time, *_of_times(runs))))
     blocks: list[Block] = [Tabs("curves", tuple(ways))]
-    if others := other_charts(runs, drawn, most=12):
+    if others := other_charts(runs, drawn, max_charts=12):
         pictures = tuple(curve_picture(chart, all_figures, points=300) for chart in others)
         blocks.append(Fold(f"{len(pictures)} more {'curve' if len(pictures) == 1 else 'curves'}", (Grid(pictures),)))
     return tuple(blocks)
@@ -124,20 +125,20 @@ def _curves(all_figures: Sequence[RunFigures]) -> tuple[Block, ...]:
 def _of_times(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
     estimated = [run.name for run in runs if run.times is not None and not run.times.measured]
     lacking = [run.name for run in runs if run.times is None]
-    said = []
+    sentences = []
     if estimated:
-        said.append(
+        sentences.append(
             f"Time is that of the steps alone, by seconds/step, for {', '.join(estimated)}: there is no goodput.jsonl."
         )
     if lacking:
-        said.append(f"Not drawn, since their times are unknown: {', '.join(lacking)}.")
-    return (Paragraph(" ".join(said), faint=True),) if said else ()
+        sentences.append(f"Not drawn, since their times are unknown: {', '.join(lacking)}.")
+    return (Paragraph(" ".join(sentences), faint=True),) if sentences else ()
 
 
-def list_differences(found: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
+def list_differences(mappings: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
     """Return rows of a name and its value in each mapping, if they differ."""
-    names = dict.fromkeys(name for one in found for name in one)
-    rows = [(name, *(one.get(name, "—") for one in found)) for name in names]
+    names = dict.fromkeys(name for one in mappings for name in one)
+    rows = [(name, *(one.get(name, "—") for one in mappings)) for name in names]
     return [row for row in rows if len(set(row[1:])) > 1]
 
 

@@ -16,7 +16,7 @@ class Rate:
     """Price of an hour of a device.
 
     Attributes:
-        per_hour: None if none was given: then there are no prices.
+        per_hour: Price of a device-hour; None to omit prices.
     """
 
     per_hour: float | int | None

@@ -114,8 +114,8 @@ def run_status(run: RunFiles) -> RunStatus:
         )
     if run.life is not None or run.status:
         return RunStatus("died", "its last session ended without a message", "bad")
-    said = "" if run.last_step is None else f"; its log ends at step {run.last_step:,}"
-    return RunStatus("unknown", f"goodput.jsonl, which records the end of a session, is missing{said}", "")
+    last_step = "" if run.last_step is None else f"; its log ends at step {run.last_step:,}"
+    return RunStatus("unknown", f"goodput.jsonl, which records the end of a session, is missing{last_step}", "")
 
 
 def _ended(end: str) -> RunStatus:

@@ -12,7 +12,7 @@ MAX_SHOWN_CHARACTERS = 400
 
 
 def format_duration(seconds: float | int | None, *, brief: bool = False) -> str:
-    """Format a duration; in a shorter form if `format_value`.
+    """Format a duration; in a shorter form if `brief`.
 
     >>> [format_duration(seconds) for seconds in (None, 0.25, 12.34, 125.0, 7300.0, 200000.0)]
     ['', '0.25 s', '12.3 s', '2 min 5 s', '2 h 2 min', '2 d 8 h']

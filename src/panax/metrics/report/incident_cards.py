@@ -36,10 +36,10 @@ def incident_blocks(figures: RunFigures, rate: Rate, *, row: int = 0, of: str = 
     """
     if not figures.mishaps:
         known = has_incident_records(figures)
-        said = (
+        explanation = (
             "There was none." if known else "None is known: a run without goodput.jsonl and job/ has no record of them."
         )
-        yield Paragraph(said, faint=not known)
+        yield Paragraph(explanation, faint=not known)
         return
     if figures.run.life is None:
         yield Paragraph("The loss is unknown: there is no goodput.jsonl.", faint=True)

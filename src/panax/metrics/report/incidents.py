@@ -64,14 +64,14 @@ def list_incidents(run: RunFiles) -> list[RunIncident]:
             del left[session.number]
         started = session is not None or run.life is None
         cost = _cost(run, session, number(one, "step")) if started else _cost_of_start(run, at)
-        incidents.append(_recorded(one, at, cost))
-        _share(incidents)
+        incidents.append(_recorded_incident(one, at, cost))
+        _attribute_overlap(incidents)
     newest = sessions[-1].number if sessions else None
     for session in left.values():
         if _ended_well(session):
             continue
         if session.end or session.number != newest or not run.alive:
-            incidents.append(_unrecorded(run, session))
+            incidents.append(_unrecorded_incident(run, session))
     rolled_back = [session for session in sessions if session.rolled_back]
     for one in run.rollbacks:
         at = number(one, "at") or 0.0
@@ -79,11 +79,11 @@ def list_incidents(run: RunFiles) -> list[RunIncident]:
         if session is not None:
             rolled_back.remove(session)
         incidents.append(_rollback_incident(run, one, at, session))
-    incidents += map(_found_slow, run.findings)
+    incidents += map(_slowness_incident, run.findings)
     return sort_finite_first(incidents, key=lambda mishap: mishap.at)
 
 
-def _found_slow(one: Facts) -> RunIncident:
+def _slowness_incident(one: Facts) -> RunIncident:
     """Convert a finding on a host or link that became slow, or recovered: nothing failed, and no work was
     lost."""
     step = number(one, "step")
@@ -113,7 +113,7 @@ def _ended_well(session: Session) -> bool:
     return bool(session.end) and not session.end.startswith("error")
 
 
-def _recorded(one: Facts, at: float | int, cost: Mapping[str, Any]) -> RunIncident:
+def _recorded_incident(one: Facts, at: float | int, cost: Mapping[str, Any]) -> RunIncident:
     step, process = number(one, "step"), number(one, "process")
     tail = one.get("tail")
     return RunIncident(
@@ -128,7 +128,7 @@ def _recorded(one: Facts, at: float | int, cost: Mapping[str, Any]) -> RunIncide
     )
 
 
-def _unrecorded(run: RunFiles, session: Session) -> RunIncident:
+def _unrecorded_incident(run: RunFiles, session: Session) -> RunIncident:
     end = session.end or ""
     return RunIncident(
         at=session.ended,
@@ -176,12 +176,12 @@ def _cost_of_start(run: RunFiles, at: float | int) -> dict[str, Any]:
     return {"lost_steps": 0, "lost_seconds": 0.0, "restart_seconds": seconds, "device_hours": hours}
 
 
-def _share(found: list[RunIncident]) -> None:
+def _attribute_overlap(incidents: list[RunIncident]) -> None:
     """Attribute the time after the last failure to it alone, if the run had not yet recovered from the
     previous one."""
-    if len(found) > 1:
-        before, last = found[-2:]
+    if len(incidents) > 1:
+        before, last = incidents[-2:]
         trains = before.at + (before.restart_seconds or 0.0)
         if before.device_hours is not None and last.device_hours is not None and last.at < trains:
             hours = max(0.0, before.device_hours - last.device_hours)
-            found[-2] = dataclasses.replace(before, device_hours=hours)
+            incidents[-2] = dataclasses.replace(before, device_hours=hours)

@@ -100,7 +100,7 @@ def reproduce_blocks(run: RunFiles) -> Iterator[Block]:
     rows.append(("data", _data(run.account)))
     yield TextTable(tuple(rows))
     if settings:
-        command_settings = _given(command if isinstance(command, list) else [])
+        command_settings = _names_on_command_line(command if isinstance(command, list) else [])
         first = [(name, value) for name, value in settings.items() if _is_given(name, command_settings)]
         rest = [(name, value) for name, value in settings.items() if not _is_given(name, command_settings)]
         if first:
@@ -123,17 +123,17 @@ def _data(account: Mapping[str, Any]) -> str:
     parts = mapping(account, "parts")
     if not parts:
         return "no account: the run has not ended, or its source does not count its documents"
-    told = []
+    lines = []
     for name, part in parts.items():
         if not isinstance(part, Mapping):
             continue
         epochs, documents = number(part, "epochs"), number(part, "documents")
         label = f"{name}: " if name else ""
-        told.append(f"{label}{epochs or 0:.2f} epochs over {documents or 0:,.0f} documents")
-    return format_value(told) + f", after step {format_value(account.get('step'))}"
+        lines.append(f"{label}{epochs or 0:.2f} epochs over {documents or 0:,.0f} documents")
+    return format_value(lines) + f", after step {format_value(account.get('step'))}"
 
 
-def _given(command: list[Any]) -> set[str]:
+def _names_on_command_line(command: list[Any]) -> set[str]:
     """Return the dotted names of the settings on a command line."""
     return {
         str(word)[2:].partition("=")[0].replace("-", "_")

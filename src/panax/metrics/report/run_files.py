@@ -43,7 +43,7 @@ class RunFiles:
     Attributes:
         name: Name of the run, made distinct if several runs of a report share it.
         sessions: Lines of `sessions.jsonl`, oldest first.
-        said: Those of the ledger's sessions, by number.
+        session_facts: Lines of `sessions.jsonl` for the ledger's sessions, by session number.
         counts: Number of devices of the ledger's sessions, by session number; unknown ones are missing.
         life: Life according to the ledger; None if the run has none.
         times: Times of steps; None if unknown.
@@ -60,7 +60,7 @@ class RunFiles:
     name: str
     curves: Mapping[str, Curve]
     sessions: Sequence[Facts]
-    said: Mapping[int, Facts]
+    session_facts: Mapping[int, Facts]
     counts: Mapping[int, int]
     life: Life | None
     times: StepTimes | None
@@ -82,25 +82,25 @@ class RunFiles:
     @property
     def last_step(self) -> int | None:
         """Return the last step that is known to have been taken."""
-        found = [int(curve.x[-1]) for curve in self.curves.values()]
+        steps = [int(curve.x[-1]) for curve in self.curves.values()]
         if self.life is not None and self.life.sessions:
-            found += [session.last_step for session in self.life.sessions[-1:] if session.last_step is not None]
-        if not found and (step := number(self.status, "step")) is not None and step >= 0:
-            found.append(int(step))
-        return max(found, default=None)
+            steps += [session.last_step for session in self.life.sessions[-1:] if session.last_step is not None]
+        if not steps and (step := number(self.status, "step")) is not None and step >= 0:
+            steps.append(int(step))
+        return max(steps, default=None)
 
     @property
     def num_steps(self) -> int | None:
         """Return the number of steps that the run is to take."""
-        found = number(self.facts, "num_steps") or number(self.status, "num_steps")
-        return None if found is None else int(found)
+        count = number(self.facts, "num_steps") or number(self.status, "num_steps")
+        return None if count is None else int(count)
 
     def session(self, session: Session) -> Facts:
         """Return the facts of a session; empty if it ended before it wrote any."""
-        return self.said.get(session.number, {})
+        return self.session_facts.get(session.number, {})
 
     def devices(self, session: Session) -> int | None:
-        """Return the number of devices of a session; if it wrote none, that of the previous session."""
+        """Return the number of devices of a session; if it recorded none, that of the previous session."""
         return self.counts.get(session.number)
 
 
@@ -129,21 +129,21 @@ def read_run(folder: str | Path) -> RunFiles:
         life = None
     job, status = _object(path / JOB), _object(path / STATUS)
     newest = sessions[-1] if sessions else {}
-    said = _said(sessions, life)
+    session_facts = _match_sessions(sessions, life)
     name = next((text(facts, "name") for facts in (newest, job) if text(facts, "name")), path.resolve().name)
     return RunFiles(
         folder=path,
         name=name,
         curves=curves,
         sessions=sessions,
-        said=said,
-        counts=_counts(said, life),
+        session_facts=session_facts,
+        counts=_devices_by_session(session_facts, life),
         life=life,
         times=_times(ledger, life) if life is not None else infer_step_times(curves),
         energy=_energy(life),
         job=job,
         status=status,
-        incidents=_last_of_each(incidents),
+        incidents=_newest_incidents(incidents),
         findings=findings,
         rollbacks=rollbacks,
         account=_object(path / ACCOUNT),
@@ -153,7 +153,7 @@ def read_run(folder: str | Path) -> RunFiles:
 
 
 def number(facts: Facts, name: str) -> float | int | None:
-    """Return a finite number of a file; None if there is none."""
+    """Return the number under a key; None if it is missing or not finite."""
     value = facts.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         return None
@@ -161,13 +161,13 @@ def number(facts: Facts, name: str) -> float | int | None:
 
 
 def text(facts: Facts, name: str) -> str:
-    """Return the text under a key; an empty one if there is none."""
+    """Return the text under a key; empty if it is missing or not a text."""
     value = facts.get(name)
     return value if isinstance(value, str) else ""
 
 
 def mapping(facts: Facts, name: str) -> Facts:
-    """Return the object under a key; an empty one if there is none."""
+    """Return the object under a key; empty if it is missing or not an object."""
     value = facts.get(name)
     return value if isinstance(value, Mapping) else {}
 
@@ -192,8 +192,8 @@ def _alive(path: Path, curves: Mapping[str, Curve], life: Life | None, facts: Fa
 
 def _check(path: Path) -> None:
     if not path.is_dir():
-        what = "it is a file" if path.exists() else "there is no such folder"
-        raise DataError(f"expected a run's folder, as runs/NAME, and got {path}: {what}{_runs_in(path.parent)}")
+        reason = "it is a file" if path.exists() else "there is no such folder"
+        raise DataError(f"expected a run's folder, as runs/NAME, and got {path}: {reason}{_runs_in(path.parent)}")
     if not any((path / name).is_file() for name in RUN_MARKER_FILES):
         raise DataError(
             f"{path} is not a run's folder: it has none of {', '.join(RUN_MARKER_FILES)}; pass the folder that "
@@ -203,7 +203,7 @@ def _check(path: Path) -> None:
 
 
 def _runs_in(path: Path) -> str:
-    """Return a clause that names runs nearby."""
+    """Return a clause that lists the runs in a folder; empty if there are none."""
     try:
         run_folders = sorted(
             str(each)
@@ -239,25 +239,25 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json_reader.read(path, constants=True)
+        value = json_reader.read(path, constants=True)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
-def _last_of_each(incidents: Sequence[Facts]) -> list[Facts]:
-    """Return the newest line of each incident: the supervisor writes a second one when it knows the cost of
+def _newest_incidents(incidents: Sequence[Facts]) -> list[Facts]:
+    """Return the newest line of each incident: the supervisor writes a second one after measuring the cost of
     the recovery."""
-    found: dict[tuple[float | int, float | int], Facts] = {}
+    newest: dict[tuple[float | int, float | int], Facts] = {}
     for one in incidents:
         at = number(one, "at")
         if at is not None:
-            found[at, number(one, "attempt") or 0] = one
-    return [found[key] for key in sorted(found)]
+            newest[at, number(one, "attempt") or 0] = one
+    return [newest[key] for key in sorted(newest)]
 
 
-def _said(facts: Sequence[Facts], life: Life | None) -> dict[int, Facts]:
-    """Find the facts of each session, by its number or by its time."""
+def _match_sessions(facts: Sequence[Facts], life: Life | None) -> dict[int, Facts]:
+    """Match facts to the ledger's sessions, by number or by time."""
     sessions = life.sessions if life is not None else ()
     begins = [session.began for session in sessions]
     facts_by_session: dict[int, Facts] = {}
@@ -269,21 +269,22 @@ def _said(facts: Sequence[Facts], life: Life | None) -> dict[int, Facts]:
     return facts_by_session
 
 
-def _counts(said: Mapping[int, Facts], life: Life | None) -> dict[int, int]:
-    """Return the number of devices of each session; one without it had as many as the previous one.
+def _devices_by_session(session_facts: Mapping[int, Facts], life: Life | None) -> dict[int, int]:
+    """Return the number of devices of each session; a session that did not record it had as many as the
+    previous one.
 
-    Initial sessions without it, which may have been killed before they wrote it, had as many as the first
-    session with it.
+    Initial sessions without a record, which may have been killed before writing one, had as many as the first
+    session with one.
     """
     device_counts: dict[int, int] = {}
     last: int | None = None
     sessions = life.sessions if life is not None else ()
     for session in sessions:
-        if session.number in said:
-            count = number(mapping(said[session.number], "devices"), "count")
+        if session.number in session_facts:
+            count = number(mapping(session_facts[session.number], "devices"), "count")
             last = None if count is None or count < 1 else int(count)
         if last is not None:
-            if not device_counts and not any(each < session.number for each in said):
+            if not device_counts and not any(each < session.number for each in session_facts):
                 device_counts |= {each.number: last for each in sessions if each.number < session.number}
             device_counts[session.number] = last
     return device_counts
@@ -317,11 +318,11 @@ def _times(ledger: Sequence[Facts], life: Life) -> StepTimes | None:
 
 
 def _energy(life: Life | None) -> tuple[float | int, str] | None:
-    told = [session for session in life.sessions if session.joules is not None] if life is not None else []
-    if not told:
+    measured = [session for session in life.sessions if session.joules is not None] if life is not None else []
+    if not measured:
         return None
     of = (
-        ", ".join(dict.fromkeys(session.joules_of for session in told if session.joules_of))
+        ", ".join(dict.fromkeys(session.joules_of for session in measured if session.joules_of))
         or "devices that are not named"
     )
-    return sum(session.joules or 0.0 for session in told), of
+    return sum(session.joules or 0.0 for session in measured), of

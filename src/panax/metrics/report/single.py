@@ -144,10 +144,12 @@ def _curves(figures: RunFigures) -> tuple[Block, ...]:
         )
     drawn = select_charts([figures.run], apart=False)
     blocks: list[Block] = [Grid(tuple(curve_picture(chart, [figures]) for chart in drawn))]
-    said = "Of many points, the minimum and the maximum of each stretch are drawn; values that are not finite are gaps."
+    explanation = (
+        "Of many points, the minimum and the maximum of each stretch are drawn; values that are not finite are gaps."
+    )
     if figures.mishaps:
-        said += " Dashed lines are incidents."
-    blocks.append(Paragraph(said, faint=True))
+        explanation += " Dashed lines are incidents."
+    blocks.append(Paragraph(explanation, faint=True))
     if others := other_charts([figures.run], drawn):
         pictures = tuple(curve_picture(chart, [figures], points=240) for chart in others)
         blocks.append(Fold(f"{len(pictures)} more {'curve' if len(pictures) == 1 else 'curves'}", (Grid(pictures),)))

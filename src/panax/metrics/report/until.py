@@ -60,7 +60,7 @@ def time_to_loss(
             at or below; by default the step of the latter counts.
 
     Raises:
-        RecipeError: The loss, the price or the runs that were given can't be used.
+        RecipeError: The loss, the price or the list of runs is invalid.
         DataError: A folder is not a run's.
     """
     if not math.isfinite(loss):
@@ -136,7 +136,7 @@ def _time_to(run: RunFiles, step: float | int) -> tuple[float | int | None, floa
 
 
 def format_time_to_loss(targets: Sequence[LossTarget], loss: float | int, currency: str = "USD") -> list[str]:
-    """Format a table for a terminal, with a row for each run; then remarks on some."""
+    """Format a table for a terminal, with a row for each run; then the remarks on runs."""
     units = {each.unit for each in targets if each.unit}
     priced = any(each.cost is not None for each in targets)
     rows = [["run", f"steps to {loss:g}", *(units if len(units) == 1 else ["samples"]), "time", "device-hours", "loss"]]

@@ -32,7 +32,7 @@ def report(
         The page's path.
 
     Raises:
-        RecipeError: The rate or the runs that were given can't be used.
+        RecipeError: The rate or the list of runs is invalid.
         DataError: A folder is not a run's; or the page can't be written.
     """
     priced = Rate.of(rate, currency)

@@ -116,8 +116,9 @@ class DecoderConfig(Validated):
         qk_norm_after_rotary: Normalize after the rotation instead of before (Hunyuan).
         embed_scale: Multiply embeddings by `sqrt(embed)` (Gemma).
         embed_multiplier: Embeddings are multiplied by this (Granite).
-        residual_multiplier: So is each sub-layer's output, before it is added to the residual stream.
-        logit_multiplier: So are the logits, before `logit_soft_cap`.
+        residual_multiplier: Each sub-layer's output is multiplied by this, before it is added to the residual
+            stream.
+        logit_multiplier: Logits are multiplied by this, before `logit_soft_cap`.
         dropout: Dropout rate of the embedding and of each sub-layer's output.
     """
 

@@ -24,9 +24,9 @@ class DeltaNetConfig(RecurrentConfig):
     Attributes:
         attention_layers: Indices of the attention layers, ascending; the others have a delta net.
         delta_heads: Number of value heads of a delta net.
-        delta_value_dim: Width of one of their values; `delta_heads * delta_value_dim` is the net's inner width.
+        delta_value_dim: Width of a value; `delta_heads * delta_value_dim` is the net's inner width.
         delta_key_heads: Number of heads of queries and keys, each shared by adjacent value heads.
-        delta_key_dim: Width of one of their keys.
+        delta_key_dim: Width of a query and of a key.
         conv_taps: Kernel width of the convolutions of queries, keys and values.
         rotary: None for attention without positions.
     """

@@ -72,8 +72,8 @@ class Decoder(Module):
             state: State of the layers that have one (a mixture's selection bias), stacked along a leading
                 layer axis.
         """
-        x, found = run_stacks(self.stacks, self.enter(tokens, context, dtype), context, remat, state)
-        return self.normalize(x), found
+        x, reports = run_stacks(self.stacks, self.enter(tokens, context, dtype), context, remat, state)
+        return self.normalize(x), reports
 
     def normalize(self, x: Float[Array, "batch residual embed"]) -> Float[Array, "batch residual embed"]:
         """Apply the final norm, and the logits' multiplier; the result is the head's input."""

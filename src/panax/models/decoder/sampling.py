@@ -81,7 +81,7 @@ def _check_prompt(prompt: jax.Array, vocab_size: int) -> None:
 
 
 class _SamplingProgram(NamedTuple):
-    """Settings that one compiled program is for; all others are its arguments.
+    """Settings that a sampling program is compiled for; other settings are its arguments.
 
     Attributes:
         length: Positions of the caches.
@@ -119,8 +119,8 @@ def _sample(
     def draw(logits: jax.Array, key: jax.Array) -> jax.Array:
         likeliest = jnp.argmax(logits, axis=-1)
         if top_k:
-            least = jax.lax.top_k(logits, top_k)[0][:, -1:]
-            logits = jnp.where(logits < least, -jnp.inf, logits)
+            kth_logit = jax.lax.top_k(logits, top_k)[0][:, -1:]
+            logits = jnp.where(logits < kth_logit, -jnp.inf, logits)
         # The temperature is an argument of the program: one compilation serves all values.
         drawn = jax.random.categorical(key, logits / jnp.where(temperature == 0.0, 1.0, temperature))
         return jnp.where(temperature == 0.0, likeliest, drawn).astype(prompt.dtype)

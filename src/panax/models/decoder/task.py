@@ -222,12 +222,12 @@ class DecoderTask(Validated, StagedTask):
     def count_tokens(self, batch: Batch) -> jax.Array:
         return contributing_positions(batch).sum(dtype=jnp.float32)
 
-    def layer_metrics(self, found: RouterTerms | None, count: jax.Array, train: bool) -> tuple[Losses, Metrics]:
+    def layer_metrics(self, reports: RouterTerms | None, count: jax.Array, train: bool) -> tuple[Losses, Metrics]:
         """Return the routers' losses (in training only) and metrics."""
         moe = self.model.feed_forward
-        if moe is None or found is None:
+        if moe is None or reports is None:
             return {}, {}
-        losses, metrics = router_metrics(moe, found, count)
+        losses, metrics = router_metrics(moe, reports, count)
         return (losses if train else {}), metrics
 
     def context(self, batch: Batch, key: jax.Array, train: bool) -> Context:

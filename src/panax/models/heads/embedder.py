@@ -20,11 +20,12 @@ from .pooling import pool
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextEmbedderTask(HeadedTask):
-    """Contrastive training of text embeddings by a decoder: among all positive texts of the global batch, that of a text
-    should have the nearest vector.
+    """Contrastive training of text embeddings by a decoder: a text's positive should have the nearest vector
+    among all positive texts of the global batch.
 
     Batches have `tokens` and `positive_tokens`, each with `segment` and `positive_segment` (0 for padding). On a mesh the
-    softmax is over the texts of all devices, so the loss is that of one device; micro-batches are refused.
+    softmax is over the texts of all devices, so the loss equals that of one device; micro-batches raise an
+    error.
 
     Source: in-batch negatives as in dense passage retrieval (arXiv:2004.04906), section 3.2; Matryoshka representation
     learning (arXiv:2205.13147).
@@ -33,7 +34,8 @@ class TextEmbedderTask(HeadedTask):
         dims: Lengths of prefixes of the vector that are also trained as embeddings (Matryoshka); the loss is the mean over
             them and the full vector. (): the full vector only.
         temperature: Cosines are divided by this.
-        both_ways: Also find each positive text's own among all texts, and take the mean of both.
+        both_ways: Also find the text of each positive text among all texts; the loss is the mean of both
+            directions.
     """
 
     dims: tuple[int, ...] = ()
@@ -82,8 +84,8 @@ class TextEmbedderTask(HeadedTask):
         mask = targets["loss_mask"]
         texts, positives = jnp.split(self.vectors(params, items, targets["pooling"]), 2)
         losses = [self._loss(texts[:, :dim], positives[:, :dim], mask) for dim in (*self.dims, self.model.embed)]
-        whole, right = losses[-1]
-        mean = sum((loss for loss, _ in losses[:-1]), whole) / len(losses)
+        full_loss, right = losses[-1]
+        mean = sum((loss for loss, _ in losses[:-1]), full_loss) / len(losses)
         metrics: Metrics = {"in_batch_accuracy": Mean((right * mask).sum(), mask.sum()), "texts": Sum(mask.sum())}
         return {"in_batch": Loss((split_cotangent(mean) * mask).sum(), mask.sum())}, metrics
 

@@ -27,7 +27,7 @@ from .pooling import Pooling, pooling_weights
 
 
 class HeadedDecoder(Module):
-    """A decoder without its output head, and a head of its own.
+    """A decoder without its output head, and a head on its pooled hidden states.
 
     Attributes:
         head: None if the pooled vectors are the result.
@@ -41,10 +41,11 @@ class HeadedDecoder(Module):
 class HeadedTask(Validated, StagedTask):
     """Base of tasks on pooled texts: one text in each row, padded anywhere.
 
-    Batches have `tokens`, and `segment`, which is 0 for padding and 1 else; without it all positions count.
+    Batches have `tokens`, and `segment`, which is 0 for padding and 1 otherwise; without `segment` all
+    positions count.
 
     Attributes:
-        model: The decoder; its output head, if it has one, is left out.
+        model: The decoder; its output head, if it has one, is not used.
         pooling: Positions of a text that its vector is taken from.
         compute_dtype: Dtype of activations and matmuls; pooled vectors are in float32.
     """
@@ -119,7 +120,7 @@ class HeadedTask(Validated, StagedTask):
         return dataclasses.replace(params, decoder=dataclasses.replace(params.decoder, stacks=stacks))
 
     def valid(self, batch: Batch) -> Bool[Array, "texts seq"]:
-        """Return False for padding, of all texts of a batch, one kind after the other."""
+        """Return a mask of all texts of a batch, False for padding; rows are ordered as in `text_leaves`."""
         return jnp.concatenate(
             [
                 jnp.ones(batch[tokens].shape, bool) if segment not in batch else batch[segment] != 0
@@ -167,5 +168,5 @@ class HeadedTask(Validated, StagedTask):
     def count_tokens(self, batch: Batch) -> Float[Array, ""]:
         return self.valid(batch).sum(dtype=jnp.float32)
 
-    def layer_metrics(self, found: Any, count: Float[Array, ""], train: bool) -> tuple[Losses, Metrics]:
-        return self.decoder_task.layer_metrics(found, count, train)
+    def layer_metrics(self, reports: Any, count: Float[Array, ""], train: bool) -> tuple[Losses, Metrics]:
+        return self.decoder_task.layer_metrics(reports, count, train)

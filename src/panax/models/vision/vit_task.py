@@ -177,8 +177,8 @@ def class_metrics(
 ) -> dict[str, Any]:
     """Return the accuracies of class scores, and the number of rows under the name `rows`."""
     # Ties count as wrong, so that a collapsed model scores no accuracy.
-    own = _of_class(scores, label)
-    at_least = (scores >= own[:, None]).sum(axis=-1)
+    label_score = _of_class(scores, label)
+    at_least = (scores >= label_score[:, None]).sum(axis=-1)
     right = (at_least == 1).astype(jnp.float32)
     metrics: dict[str, Any] = {"accuracy": Mean((right * mask).sum(), mask.sum()), rows: Sum(mask.sum())}
     if scores.shape[-1] > 5:

@@ -56,7 +56,7 @@ class Adafactor(ShardedOptimizer):
         if dims is None:
             return {SQUARE: StateSpec.like(parameter, signed=False)}
         row, column = dims
-        return {ROW: _without(parameter, column), COLUMN: _without(parameter, row)}
+        return {ROW: _mean_spec(parameter, column), COLUMN: _mean_spec(parameter, row)}
 
     def step(self, shard: ParameterShard, inputs: UpdateInputs) -> tuple[jax.Array, dict[str, jax.Array]]:
         squares = jnp.square(inputs.gradient) + FLOOR
@@ -78,10 +78,10 @@ class Adafactor(ShardedOptimizer):
         return -(inputs.rate * update * scale + inputs.decay * inputs.value), after
 
 
-def _without(parameter: Parameter, gone: int) -> StateSpec:
+def _mean_spec(parameter: Parameter, reduced_dim: int) -> StateSpec:
     """Return the spec of a mean over one dimension, which then has size 1."""
-    shape = tuple(1 if dim == gone else size for dim, size in enumerate(parameter.shape))
-    axes = tuple(None if dim == gone else axis for dim, axis in enumerate(parameter.axes))
+    shape = tuple(1 if dim == reduced_dim else size for dim, size in enumerate(parameter.shape))
+    axes = tuple(None if dim == reduced_dim else axis for dim, axis in enumerate(parameter.axes))
     return StateSpec(shape, parameter.dtype, axes, signed=False)
 
 

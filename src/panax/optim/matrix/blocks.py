@@ -31,7 +31,7 @@ class MatrixBlocks(NamedTuple):
 
     @property
     def padded_shape(self) -> tuple[int, int]:
-        """The padded shape."""
+        """Shape of the zero-padded matrix."""
         (rows, columns), (height, width) = self.counts, self.size
         return rows * height, columns * width
 
@@ -43,6 +43,6 @@ class MatrixBlocks(NamedTuple):
         return x.reshape(-1, rows, height, columns, width).swapaxes(2, 3)
 
     def join(self, x: jax.Array) -> jax.Array:
-        """Invert `cut`."""
+        """Invert `split`."""
         x = x.swapaxes(2, 3).reshape(-1, *self.padded_shape)
         return x[:, : self.shape[0], : self.shape[1]]

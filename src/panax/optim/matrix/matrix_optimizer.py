@@ -93,12 +93,12 @@ def matrix_statistic(parameter: Parameter, shape: tuple[int, ...]) -> StateSpec:
     return StateSpec((*stack, *shape), "float32", axes, moment=False)
 
 
-def statistic_shards(shard: ParameterShard, kept: Mapping[str, StateSpec]) -> dict[str, OwnedArray]:
+def statistic_shards(shard: ParameterShard, specs: Mapping[str, StateSpec]) -> dict[str, OwnedArray]:
     """Describe the per-matrix statistics of a parameter as arrays to send to the matrices' owners."""
     name = shard.parameter.name
     return {
         kind: OwnedArray.of_statistic(ParameterShard.of(Parameter(name, one.shape, one.dtype, one.axes)))
-        for kind, one in kept.items()
+        for kind, one in specs.items()
         if STATISTIC in one.axes
     }
 

@@ -62,7 +62,7 @@ class Muon(MatrixOptimizer):
             # Normalized, so that bfloat16 can represent it; zeros stay zeros.
             directions[name] = [_unit(shards[name], ahead).astype(self.dtype)]
         parts = {name: [OwnedArray.of(shard)] for name, shard in shards.items()}
-        orthogonal = map_to_owners(self._orthogonalised, parts, directions, parts)
+        orthogonal = map_to_owners(self._orthogonalize, parts, directions, parts)
         for name, shard in shards.items():
             entry = inputs[name]
             update = orthogonal[name][0].astype(entry.gradient.dtype) * self._scale(shard.parameter)
@@ -73,7 +73,7 @@ class Muon(MatrixOptimizer):
         rows, columns = (math.prod(parameter.shape[dim] for dim in dims) for dims in parameter.matrix or ((), ()))
         return 0.2 * math.sqrt(max(rows, columns)) if self.scale == "adamw" else math.sqrt(max(1, columns / rows))
 
-    def _orthogonalised(self, matrices: jax.Array) -> list[jax.Array]:
+    def _orthogonalize(self, matrices: jax.Array) -> list[jax.Array]:
         """Run the Newton-Schulz iteration on matrices of norm at most 1, with at most as many rows as
         columns."""
         a, b, c = COEFFICIENTS

@@ -101,9 +101,9 @@ class Shampoo(MatrixOptimizer):
         for name, shard in shards.items():
             entry, (towards, *statistics) = inputs[name], preconditioned[name]
             direction = moments[name].direction(entry, self.b1, self.b2, self.epsilon)
-            size, wanted = shard.norm(towards), shard.norm(direction)
+            size, norm = shard.norm(towards), shard.norm(direction)
             # AdamW's update if there are no roots yet, or if all gradients of this matrix were zero.
-            update = jnp.where(size > 0, towards * (wanted / jnp.where(size > 0, size, 1)), direction)
+            update = jnp.where(size > 0, towards * (norm / jnp.where(size > 0, size, 1)), direction)
             kept = {
                 **moments[name].arrays,
                 **dict(zip(STATISTICS, statistics)),
@@ -130,14 +130,14 @@ class Shampoo(MatrixOptimizer):
 
         owned_inputs, arrays, returned = {}, {}, {}
         for name, shard in shards.items():
-            matrix, kept = OwnedArray.of(shard), statistic_shards(shard, self.state_specs(shard.parameter))
-            owned_inputs[name] = [matrix, matrix, *(kept[kind] for kind in (*STATISTICS, *ROOTS))]
+            matrix, statistics = OwnedArray.of(shard), statistic_shards(shard, self.state_specs(shard.parameter))
+            owned_inputs[name] = [matrix, matrix, *(statistics[kind] for kind in (*STATISTICS, *ROOTS))]
             arrays[name] = [
                 inputs[name].gradient,
                 moments[name].mean,
                 *(inputs[name].state[kind] for kind in (*STATISTICS, *ROOTS)),
             ]
-            returned[name] = [matrix, *(kept[kind] for kind in STATISTICS)]
+            returned[name] = [matrix, *(statistics[kind] for kind in STATISTICS)]
         return map_to_owners(map_one_by_one(work), owned_inputs, arrays, returned)
 
     def renewal_due(self, number: int) -> bool:
@@ -148,7 +148,7 @@ class Shampoo(MatrixOptimizer):
         delayed = "" if self.root_delay == 1 else f", used from {self.root_delay} steps later on"
         return f"after every {self.precondition_frequency} steps{delayed}"
 
-    def renew(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
+    def renew(self, shards: Mapping[str, ParameterShard], states: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
         def work(*statistics: jax.Array) -> list[jax.Array]:
             return [inverse_root(each, POWER, self.ridge) for each in statistics]
 
@@ -157,15 +157,15 @@ class Shampoo(MatrixOptimizer):
             if self.is_matrix(shard.parameter.semantic_axes):
                 known = statistic_shards(shard, self.state_specs(shard.parameter))
                 parts[name] = [known[kind] for kind in STATISTICS]
-                arrays[name] = [kept[name][kind] for kind in STATISTICS]
+                arrays[name] = [states[name][kind] for kind in STATISTICS]
         return {
             name: dict(zip(self._renews, roots))
             for name, roots in map_to_owners(map_one_by_one(work), parts, arrays, parts).items()
         }
 
     def adopt_renewed(self, number: int, state: dict[str, Any]) -> dict[str, Any]:
-        taken = number - (self.root_delay - 1)
-        if self.root_delay == 1 or taken < 1 or not self.renewal_due(taken):
+        adopted = number - (self.root_delay - 1)
+        if self.root_delay == 1 or adopted < 1 or not self.renewal_due(adopted):
             return state
         # Swap without a copy; the next renewal overwrites the old roots.
         return {**state, **{kind: state[other] for kind, other in zip((*ROOTS, *NEXT_ROOTS), (*NEXT_ROOTS, *ROOTS))}}

@@ -74,20 +74,20 @@ class Soap(MatrixOptimizer):
             return {}
         # One update fewer than AdamW's count: there is no basis yet for the first gradient.
         before = next(iter(inputs.values())).num_updates
-        begun = before > 0
+        has_statistics = before > 0
         since = jnp.maximum(before - 1, 0)
 
         def work(gradient: jax.Array, mean: jax.Array, square: jax.Array, *kept: jax.Array) -> list[jax.Array]:
             sides = self._sides(gradient.shape[1:])
             statistics, bases = kept[: len(sides)], dict(zip(sides, kept[len(sides) :]))
-            square = self.b2 * square + (1 - self.b2) * jnp.square(_turned(gradient, bases))
-            towards = _turned(mean / bias_correction(self.b1, since), bases)
+            square = self.b2 * square + (1 - self.b2) * jnp.square(_rotate(gradient, bases))
+            towards = _rotate(mean / bias_correction(self.b1, since), bases)
             towards = towards / (jnp.sqrt(square / bias_correction(self.b2, since)) + self.epsilon)
             after = [
                 self.b_statistics * one + (1 - self.b_statistics) * _statistic(gradient, side)
                 for side, one in zip(sides, statistics)
             ]
-            return [_turned(towards, bases, back=True), square, *after]
+            return [_rotate(towards, bases, back=True), square, *after]
 
         # Owners receive (gradient, mean, square, statistics..., bases...) and return (update, square, statistics...).
         owned_inputs, arrays, returned = {}, {}, {}
@@ -100,8 +100,8 @@ class Soap(MatrixOptimizer):
             )
             gradient = entry.gradient
             mean = self.b1 * entry.state[MEAN].astype(gradient.dtype) + (1 - self.b1) * gradient
-            means[name] = jnp.where(begun, mean, 0)
-            square = jnp.where(begun, entry.state[SQUARE].astype(gradient.dtype), 0)
+            means[name] = jnp.where(has_statistics, mean, 0)
+            square = jnp.where(has_statistics, entry.state[SQUARE].astype(gradient.dtype), 0)
             sides = self.sides(shard.parameter)
             kinds = [STATISTICS[side] for side in sides] + [BASES[side] for side in sides]
             owned_inputs[name] = [matrix, matrix, matrix, *(kept[kind] for kind in kinds)]
@@ -112,10 +112,10 @@ class Soap(MatrixOptimizer):
             map_one_by_one(work), owned_inputs, arrays, returned
         ).items():
             entry, sides = inputs[name], self.sides(shards[name].parameter)
-            kept = {MEAN: means[name], SQUARE: jnp.where(begun, square, 0)}
+            kept = {MEAN: means[name], SQUARE: jnp.where(has_statistics, square, 0)}
             kept |= {STATISTICS[side]: one for side, one in zip(sides, statistics)}
             kept |= {BASES[side]: entry.state[BASES[side]] for side in sides}
-            updates[name] = jnp.where(begun, -entry.rate * (towards + entry.decay * entry.value), 0), kept
+            updates[name] = jnp.where(has_statistics, -entry.rate * (towards + entry.decay * entry.value), 0), kept
         return updates
 
     def renewal_due(self, number: int) -> bool:
@@ -125,7 +125,7 @@ class Soap(MatrixOptimizer):
     def renewal_description(self) -> str:
         return f"after the first step, and every {self.precondition_frequency} steps"
 
-    def renew(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
+    def renew(self, shards: Mapping[str, ParameterShard], states: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
         def work(square: jax.Array, *both: jax.Array) -> list[jax.Array]:
             sides = self._sides(square.shape[1:])
             bases = []
@@ -142,7 +142,7 @@ class Soap(MatrixOptimizer):
                 bases = [BASES[side] for side in sides]
                 read = [STATISTICS[side] for side in sides] + bases
                 parts[name] = [OwnedArray.of(shard), *(known[kind] for kind in read)]
-                arrays[name] = [kept[name][SQUARE], *(kept[name][kind] for kind in read)]
+                arrays[name] = [states[name][SQUARE], *(states[name][kind] for kind in read)]
                 returned[name] = [OwnedArray.of(shard), *(known[kind] for kind in bases)]
                 kinds[name] = (SQUARE, *bases)
         return {
@@ -155,7 +155,7 @@ def _statistic(matrices: jax.Array, side: int) -> jax.Array:
     return matmul_float32(matrices.mT, matrices) if side else matmul_float32(matrices, matrices.mT)
 
 
-def _turned(x: jax.Array, bases: Mapping[int, jax.Array], *, back: bool = False) -> jax.Array:
+def _rotate(x: jax.Array, bases: Mapping[int, jax.Array], *, back: bool = False) -> jax.Array:
     """Rotate matrices into the bases of their sides, or back; a side without a basis is not rotated."""
     if 0 in bases:
         x = matmul_float32(bases[0] if back else bases[0].mT, x)

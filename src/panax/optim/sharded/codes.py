@@ -30,10 +30,10 @@ def block_shape(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...] | None:
     >>> block_shape((512, 256), ("embed", "kv_latent")), block_shape((12, 64), ("layer", "norm"))
     ((1, 256), None)
     """
-    own = [dim for dim, axis in enumerate(axes) if not is_stack_axis(axis)]
-    if math.prod(shape[dim] for dim in own) < LEAST:
+    array_dims = [dim for dim, axis in enumerate(axes) if not is_stack_axis(axis)]
+    if math.prod(shape[dim] for dim in array_dims) < LEAST:
         return None
-    box = quant_block_shape(shape, axes, own, BLOCK)
+    box = quant_block_shape(shape, axes, array_dims, BLOCK)
     return box if math.prod(box) == BLOCK else None
 
 
@@ -48,32 +48,32 @@ def quantized_zeros(shape: tuple[int, ...], axes: Axes, signed: bool, dtype: str
     return None if block is None else QuantizedArray.zeros(shape, DYNAMIC if signed else DYNAMIC_UNSIGNED, block, dtype)
 
 
-def decode_state(kept: Any, dtype: Any) -> jax.Array:
+def decode_state(stored: Any, dtype: Any) -> jax.Array:
     """Convert a state array, quantized or not, to the compute dtype."""
-    return kept.dequantize(dtype) if isinstance(kept, QuantizedArray) else kept.astype(dtype)
+    return stored.dequantize(dtype) if isinstance(stored, QuantizedArray) else stored.astype(dtype)
 
 
-def state_leaf_axes(kept: Any, axes: Axes) -> Any:
+def state_leaf_axes(stored: Any, axes: Axes) -> Any:
     """Return the logical axes of each leaf of a state array: codes and scales both have those of the
     array."""
-    return jax.tree.map(lambda _: axes, kept)
+    return jax.tree.map(lambda _: axes, stored)
 
 
-def check_blocks(name: str, kept: Any, axes: Axes) -> None:
+def check_blocks(name: str, stored: Any, axes: Axes) -> None:
     """Check that the current layout splits no quantization block.
 
     Raises:
         RecipeError: A block would be split.
     """
     layout = current_layout()
-    if layout is None or not isinstance(kept, QuantizedArray):
+    if layout is None or not isinstance(stored, QuantizedArray):
         return
-    codes, scales = (layout.storage(axes, part.shape) for part in (kept.codes, kept.scales))
+    codes, scales = (layout.storage(axes, part.shape) for part in (stored.codes, stored.scales))
     for dim, (ours, theirs) in enumerate(zip(codes, scales)):
         if ours != theirs:
             raise RecipeError(
                 f'optimizer.moments="int8": {name} is sharded over {"·".join(ours)} along '
-                f"{axes[dim]}={kept.shape[dim]}, which "
-                f"would split its blocks of {kept.block[dim]} there; shard it over fewer devices, or set optimizer.moments to "
+                f"{axes[dim]}={stored.shape[dim]}, which "
+                f"would split its blocks of {stored.block[dim]} there; shard it over fewer devices, or set optimizer.moments to "
                 f'"bfloat16"'
             )

@@ -45,7 +45,7 @@ class ShardPlacement(NamedTuple):
 
     @property
     def split(self) -> MeshAxes:
-        """The mesh axes that shard it, in mesh order."""
+        """The mesh axes that shard the matrix, in mesh order."""
         return tuple(axis for axis in MESH_AXES if any(axis in axes for axes in self.dim_axes))
 
 
@@ -103,7 +103,7 @@ class OwnedArray(NamedTuple):
         return x.reshape(-1, *x.shape[len(self.stack_dims) :])
 
     def unstack(self, x: jax.Array) -> jax.Array:
-        """Invert `stacked`."""
+        """Invert `stack`."""
         order, layout = (*self.stack_dims, *self.matrix_dims), current_layout()
         local = list(self.shard.parameter.shape)
         for dim, axes in enumerate(self.shard.dim_axes):
@@ -126,20 +126,20 @@ class OwnedMatrices(NamedTuple):
     owner_axes: MeshAxes
 
     @classmethod
-    def of(cls, given: Sequence[OwnedArray], returned: Sequence[OwnedArray]) -> "OwnedMatrices":
+    def of(cls, inputs: Sequence[OwnedArray], returned: Sequence[OwnedArray]) -> "OwnedMatrices":
         """Group the inputs and results of one parameter.
 
         Raises:
             ValueError: The stacks of the inputs and results are sharded over different mesh axes.
         """
-        layout, apart = current_layout(), {part.stack_axes for part in (*given, *returned)}
+        layout, apart = current_layout(), {part.stack_axes for part in (*inputs, *returned)}
         if len(apart) > 1:
-            names = [part.shard.parameter.name for part in (*given, *returned)]
+            names = [part.shard.parameter.name for part in (*inputs, *returned)]
             raise ValueError(f"the stacks of {names} are split over {sorted(apart)}; expected the same mesh axes")
         over = ()
         if layout is not None:
             over = tuple(axis for axis in MESH_AXES if layout.sizes[axis] > 1 and axis not in (*apart,)[0])
-        return cls(tuple(part.placement for part in given), tuple(part.placement for part in returned), over)
+        return cls(tuple(part.placement for part in inputs), tuple(part.placement for part in returned), over)
 
     def num_owned(self, matrices: int, sizes: Mapping[str, int]) -> int:
         """Return how many of `matrices` each owner processes, padding included.
@@ -159,7 +159,7 @@ MatrixFunction = Callable[..., Sequence[jax.Array]]
 def map_to_owners(
     work: MatrixFunction, owned_inputs: ArraysToOwn, arrays: Arrays, returned: ArraysToOwn
 ) -> dict[str, list[jax.Array]]:
-    """Run `work` on every matrix of some parameters, each matrix on one device.
+    """Run `work` on every matrix of the given parameters, each matrix on one device.
 
     Args:
         owned_inputs: Parameter name to the inputs of `work`.
@@ -204,18 +204,20 @@ def map_one_by_one(work: MatrixFunction) -> MatrixFunction:
 def _worked(work: MatrixFunction, group: OwnedMatrices, stacks: Sequence[jax.Array]) -> list[jax.Array]:
     layout = current_layout()
     if layout is None or not group.owner_axes:
-        matrices = [x.reshape(len(x), *lying.shape) for lying, x in zip(group.inputs, stacks)]
-        return [x.reshape(len(x), *lying.sizes) for lying, x in zip(group.outputs, work(*matrices))]
+        matrices = [x.reshape(len(x), *placement.shape) for placement, x in zip(group.inputs, stacks)]
+        return [x.reshape(len(x), *placement.sizes) for placement, x in zip(group.outputs, work(*matrices))]
     count, sizes = len(stacks[0]), layout.sizes
     owned = group.num_owned(count, sizes)
-    matrices = [_to_owners(lying, group.owner_axes, stack, owned, sizes) for lying, stack in zip(group.inputs, stacks)]
+    matrices = [
+        _to_owners(placement, group.owner_axes, stack, owned, sizes) for placement, stack in zip(group.inputs, stacks)
+    ]
     # From here on, each device holds different matrices.
     done = work(*assert_sharding(matrices, dict.fromkeys(group.owner_axes, ValueState.SPLIT)))
-    return [_from_owners(lying, group.owner_axes, x, sizes)[:count] for lying, x in zip(group.outputs, done)]
+    return [_from_owners(placement, group.owner_axes, x, sizes)[:count] for placement, x in zip(group.outputs, done)]
 
 
 def _to_owners(
-    lying: ShardPlacement, over: MeshAxes, stack: jax.Array, owned: int, sizes: Mapping[str, int]
+    placement: ShardPlacement, over: MeshAxes, stack: jax.Array, owned: int, sizes: Mapping[str, int]
 ) -> jax.Array:
     """Send shards to owners: (count, dims of a shard) of all matrices to (owned, whole dims) of this device's
     matrices.
@@ -225,7 +227,7 @@ def _to_owners(
     local = stack.shape[1:]
     ways = [sizes[axis] for axis in over]
     filled = jnp.pad(stack, ((0, owned * math.prod(ways) - len(stack)), *((0, 0) for _ in local)))
-    split, copied = lying.split, tuple(axis for axis in over if axis not in lying.split)
+    split, copied = placement.split, tuple(axis for axis in over if axis not in placement.split)
     # Devices with equal shards (replicas) each send different matrices: those for owners with the same replica index.
     # (owner index per axis of `over`..., owned, *local) -> (replicas, shards, owned, *local).
     parts = filled.reshape(*ways, owned, *local)
@@ -235,32 +237,32 @@ def _to_owners(
     mine = jax.lax.axis_index(copied) if copied else 0
     parts = jax.lax.dynamic_index_in_dim(parts, mine, keepdims=False)
     if not split:
-        return parts[0].reshape(owned, *lying.shape)
+        return parts[0].reshape(owned, *placement.shape)
     with tag_comm("optimizer"):
         parts = jax.lax.all_to_all(parts, split, 0, 0)
     # Dimension 0 now indexes the shards of this device's matrices; interleave it with the local dimensions.
     parts = parts.reshape(*(sizes[axis] for axis in split), owned, *local)
-    return parts.transpose(_interleaved(lying)).reshape(owned, *lying.shape)
+    return parts.transpose(_interleaved(placement)).reshape(owned, *placement.shape)
 
 
-def _from_owners(lying: ShardPlacement, over: MeshAxes, matrices: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
+def _from_owners(placement: ShardPlacement, over: MeshAxes, matrices: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
     """Invert `_to_owners`: (owned, whole dims) to (owners x owned, dims of a shard)."""
-    owned, split = len(matrices), lying.split
+    owned, split = len(matrices), placement.split
     copied = tuple(axis for axis in over if axis not in split)
     cut: list[int] = []
     local: list[int] = []
-    for size, axes in zip(lying.sizes, lying.dim_axes):
+    for size, axes in zip(placement.sizes, placement.dim_axes):
         ways = [sizes[axis] for axis in axes]
         local.append(size // math.prod(ways))
         cut += [*ways, local[-1]]
     # Split each whole dimension into (mesh axes..., local size), and bring the mesh axes to the front.
-    order = _interleaved(lying)
+    order = _interleaved(placement)
     parts = matrices.reshape(owned, *cut).transpose([order.index(dim) for dim in range(len(order))])
     parts = parts.reshape(-1, owned, *local)
     if split:
         with tag_comm("optimizer"):
             parts = jax.lax.all_to_all(parts, split, 0, 0)
-    for dim, axes in enumerate(lying.dim_axes):
+    for dim, axes in enumerate(placement.dim_axes):
         parts = assert_sharding(parts, dict.fromkeys(axes, ValueState.SPLIT), 2 + dim)
     if copied:
         with tag_comm("optimizer"):
@@ -271,11 +273,11 @@ def _from_owners(lying: ShardPlacement, over: MeshAxes, matrices: jax.Array, siz
     return parts.transpose(*owner_order, *range(len(over), parts.ndim)).reshape(-1, *local)
 
 
-def _interleaved(lying: ShardPlacement) -> list[int]:
+def _interleaved(placement: ShardPlacement) -> list[int]:
     """Return the permutation of (each splitting mesh axis, owned, each dimension) to (owned, then each
     dimension preceded by its mesh axes)."""
-    split = lying.split
+    split = placement.split
     order = [len(split)]
-    for dim, places in enumerate(lying.dim_axes):
+    for dim, places in enumerate(placement.dim_axes):
         order += [*(split.index(axis) for axis in places), len(split) + 1 + dim]
     return order

@@ -61,12 +61,12 @@ class ParameterShard:
         """Compute the Euclidean norm of `x` over `dims`, across devices too."""
         return jnp.sqrt(self.total(jnp.square(x.astype(accumulation_dtype(x.dtype))), dims))
 
-    def random_bits(self, what: str, count: jax.Array) -> jax.Array:
+    def random_bits(self, purpose: str, count: jax.Array) -> jax.Array:
         """Draw 32 random bits for each element of this shard; the bits of an element are the same on every
         mesh.
 
         Args:
-            what: Purpose of the bits, part of the seed.
+            purpose: Purpose of the bits, part of the seed.
             count: Step counter, part of the seed.
         """
         layout = current_layout()
@@ -77,7 +77,7 @@ class ParameterShard:
             if axes:
                 index = index + jax.lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(size // parts)
             places.append(index.reshape(*(-1 if other == dim else 1 for other in range(len(self.dim_axes)))))
-        return element_bits(f"{self.parameter.name} {what}", count, places)
+        return element_bits(f"{self.parameter.name} {purpose}", count, places)
 
 
 def partition_spec(axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:

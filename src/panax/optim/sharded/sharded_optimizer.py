@@ -160,11 +160,11 @@ class ShardedOptimizer(Optimizer):
         """The renewal schedule as text."""
         return ""
 
-    def renew(self, shards: Mapping[str, ParameterShard], kept: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
+    def renew(self, shards: Mapping[str, ParameterShard], states: Mapping[str, dict[str, jax.Array]]) -> StateByKind:
         """Recompute the part of the state that is renewed only every few steps, in a separate program.
 
         Args:
-            kept: Parameter name to its state.
+            states: Parameter name to its state.
 
         Returns:
             Parameter name to its renewed state arrays only.
@@ -183,7 +183,7 @@ class ShardedOptimizer(Optimizer):
         """Check that this optimizer applies to at least one parameter.
 
         Raises:
-            RecipeError: It applies to none; the message names the reason and an alternative.
+            RecipeError: The optimizer applies to no parameter; the message names the reason and an alternative.
         """
 
     def build(
@@ -210,8 +210,8 @@ class ShardedOptimizer(Optimizer):
         def init(params: Any) -> dict[str, Any]:
             state: dict[str, Any] = {COUNT: jnp.int32(0)}
             for name, parameter in described(params).items():
-                for kind, kept in self.state_specs(parameter).items():
-                    state.setdefault(kind, {})[name] = self._zeros(kept)
+                for kind, spec in self.state_specs(parameter).items():
+                    state.setdefault(kind, {})[name] = self._zeros(spec)
             self._check_types(params, state)
             return state
 
@@ -219,10 +219,10 @@ class ShardedOptimizer(Optimizer):
             axes_by_kind: dict[str, Any] = {COUNT: ()}
             for name, (shape, leaf_axes) in params.items():
                 # The sharding does not depend on the dtype.
-                for kind, kept in self.state_specs(
+                for kind, spec in self.state_specs(
                     Parameter(name, shape, "float32", leaf_axes, tuple(kinds[name]))
                 ).items():
-                    axes_by_kind.setdefault(kind, {})[name] = state_leaf_axes(state[kind][name], kept.axes)
+                    axes_by_kind.setdefault(kind, {})[name] = state_leaf_axes(state[kind][name], spec.axes)
             return axes_by_kind
 
         def update(gradients: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
@@ -234,7 +234,7 @@ class ShardedOptimizer(Optimizer):
             arrays = _Arrays(
                 named_leaves(gradients),
                 named_leaves(params),
-                {kind: kept for kind, kept in state.items() if kind != COUNT},
+                {kind: leaves for kind, leaves in state.items() if kind != COUNT},
                 {name: factor_by_layer(rates.get(name, []), 1.0, parameter) for name, parameter in parameters.items()},
                 {
                     name: self.weight_decay
@@ -242,12 +242,15 @@ class ShardedOptimizer(Optimizer):
                     for name, parameter in parameters.items()
                 },
             )
-            changes, kept = self._on_mesh(parameters, arrays, rate, count)
+            changes, new_state = self._on_mesh(parameters, arrays, rate, count)
             leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-            return structure.unflatten([changes[path_name(path)] for path, _ in leaves]), {COUNT: count + 1, **kept}
+            return structure.unflatten([changes[path_name(path)] for path, _ in leaves]), {
+                COUNT: count + 1,
+                **new_state,
+            }
 
         def renewed(state: dict[str, Any], params: Any) -> dict[str, Any]:
-            arrays = {kind: kept for kind, kept in state.items() if kind != COUNT}
+            arrays = {kind: leaves for kind, leaves in state.items() if kind != COUNT}
             return {COUNT: state[COUNT], **self._renewed_on_mesh(described(params), arrays, state[COUNT])}
 
         # Only an optimizer that overrides `renew` has state to renew; for others, nothing is compiled.
@@ -268,39 +271,41 @@ class ShardedOptimizer(Optimizer):
         def local(arrays: Mapping[str, Arrays], count: jax.Array) -> dict[str, dict[str, Any]]:
             shards = {name: ParameterShard.of(parameter) for name, parameter in parameters.items()}
             read = {
-                name: {kind: _readable(value, jnp.float32) for kind, value in _of(arrays, name).items()}
+                name: {kind: _readable(value, jnp.float32) for kind, value in _select_state(arrays, name).items()}
                 for name in parameters
             }
-            kept = {kind: dict(values) for kind, values in arrays.items()}
+            new_state = {kind: dict(values) for kind, values in arrays.items()}
             for name, new in self.renew(shards, read).items():
                 declared = self.state_specs(parameters[name])
                 for kind, value in new.items():
-                    before = kept[kind][name]
-                    kept[kind][name] = self._stored(name, f"renewed {kind}", declared[kind], before, value, count)
-            return kept
+                    before = new_state[kind][name]
+                    new_state[kind][name] = self._to_storage_format(
+                        name, f"renewed {kind}", declared[kind], before, value, count
+                    )
+            return new_state
 
-        lie, replicated = self._kept_lies(parameters, arrays), PartitionSpec()
-        return shard_map_over_params(local, (lie, replicated), lie)(dict(arrays), count)
+        specs, replicated = self._state_partition_specs(parameters, arrays), PartitionSpec()
+        return shard_map_over_params(local, (specs, replicated), specs)(dict(arrays), count)
 
-    def _kept_lies(
-        self, parameters: Mapping[str, Parameter], kept: Mapping[str, Arrays]
+    def _state_partition_specs(
+        self, parameters: Mapping[str, Parameter], arrays: Mapping[str, Arrays]
     ) -> dict[str, dict[str, PartitionSpec]]:
-        found: dict[str, dict[str, PartitionSpec]] = {kind: {} for kind in kept}
+        specs: dict[str, dict[str, PartitionSpec]] = {kind: {} for kind in arrays}
         for name, parameter in parameters.items():
             for kind, one in self.state_specs(parameter).items():
                 # Codes and scales are sharded alike.
-                found[kind][name] = partition_spec(one.axes, one.shape)
-                check_blocks(f"{kind} of {name}", kept[kind][name], one.axes)
-        return found
+                specs[kind][name] = partition_spec(one.axes, one.shape)
+                check_blocks(f"{kind} of {name}", arrays[kind][name], one.axes)
+        return specs
 
     def _on_mesh(
         self, parameters: dict[str, Parameter], arrays: "_Arrays", rate: jax.Array, count: jax.Array
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         def local(arrays: _Arrays, rate: jax.Array, count: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
             shards = {name: ParameterShard.of(parameter) for name, parameter in parameters.items()}
-            updates = self.step_all(shards, {name: arrays.taken(name, rate, count) for name in parameters})
+            updates = self.step_all(shards, {name: arrays.inputs_of(name, rate, count) for name in parameters})
             changes: dict[str, Any] = {}
-            kept: dict[str, Any] = {kind: {} for kind in arrays.kept}
+            new_state: dict[str, Any] = {kind: {} for kind in arrays.kept}
             for name, (change, after) in updates.items():
                 shard, old = shards[name], arrays.values[name]
                 if self._rounds(old.dtype):
@@ -310,36 +315,40 @@ class ShardedOptimizer(Optimizer):
                 changes[name] = _checked(shard, change)
                 declared = self.state_specs(shard.parameter)
                 for kind, value in after.items():
-                    kept[kind][name] = self._stored(name, kind, declared[kind], arrays.kept[kind][name], value, count)
-            return changes, kept
+                    new_state[kind][name] = self._to_storage_format(
+                        name, kind, declared[kind], arrays.kept[kind][name], value, count
+                    )
+            return changes, new_state
 
         places = {name: partition_spec(parameter.axes, parameter.shape) for name, parameter in parameters.items()}
-        kept = self._kept_lies(parameters, arrays.kept)
+        state_specs = self._state_partition_specs(parameters, arrays.kept)
 
         def of_layers(factors: Factors) -> dict[str, PartitionSpec]:
             return {name: PartitionSpec(*places[name][: min(factors[name].ndim, 1)]) for name in places}
 
-        read = _Arrays(places, places, kept, of_layers(arrays.rates), of_layers(arrays.decays))
+        read = _Arrays(places, places, state_specs, of_layers(arrays.rates), of_layers(arrays.decays))
         replicated = PartitionSpec()
-        return shard_map_over_params(local, (read, replicated, replicated), (places, kept))(arrays, rate, count)
+        return shard_map_over_params(local, (read, replicated, replicated), (places, state_specs))(arrays, rate, count)
 
     def _rounds(self, dtype: Any) -> bool:
         """Return True if parameters of this dtype are rounded stochastically."""
         return self.rounding == "stochastic" and dtype == jnp.bfloat16
 
-    def _zeros(self, kept: StateSpec) -> Any:
+    def _zeros(self, spec: StateSpec) -> Any:
         """Create the initial state array."""
-        if kept.moment and self.moments == "int8":
-            codes = quantized_zeros(kept.shape, kept.axes, kept.signed, kept.dtype)
-            return jnp.zeros(kept.shape, kept.dtype) if codes is None else codes
-        return jnp.zeros(kept.shape, self.moments if kept.moment and self.moments != "same" else kept.dtype)
+        if spec.moment and self.moments == "int8":
+            codes = quantized_zeros(spec.shape, spec.axes, spec.signed, spec.dtype)
+            return jnp.zeros(spec.shape, spec.dtype) if codes is None else codes
+        return jnp.zeros(spec.shape, self.moments if spec.moment and self.moments != "same" else spec.dtype)
 
-    def _stored(self, name: str, kind: str, kept: StateSpec, before: Any, value: jax.Array, count: jax.Array) -> Any:
+    def _to_storage_format(
+        self, name: str, kind: str, spec: StateSpec, before: Any, value: jax.Array, count: jax.Array
+    ) -> Any:
         """Convert a new state array to the storage format of the previous one."""
-        own = ParameterShard.of(Parameter(name, kept.shape, kept.dtype, kept.axes))
+        shard = ParameterShard.of(Parameter(name, spec.shape, spec.dtype, spec.axes))
         if isinstance(before, QuantizedArray):
-            return quantize(value, before.format, before.block, own.random_bits(kind, count), before.dtype)
-        return (_rounded(own, kind, value, count) if before.dtype == jnp.bfloat16 else value).astype(before.dtype)
+            return quantize(value, before.format, before.block, shard.random_bits(kind, count), before.dtype)
+        return (_rounded(shard, kind, value, count) if before.dtype == jnp.bfloat16 else value).astype(before.dtype)
 
     def _check_types(self, params: Any, state: dict[str, Any]) -> None:
         """Check that `moments` and `rounding` affect at least one array.
@@ -347,9 +356,9 @@ class ShardedOptimizer(Optimizer):
         Raises:
             RecipeError: A setting has no effect; the message names the fix.
         """
-        kept = [leaf for kind, leaves in state.items() if kind != COUNT for leaf in leaves.values()]
-        in_codes = any(isinstance(leaf, QuantizedArray) for leaf in kept)
-        if self.moments != "same" and not kept:
+        state_leaves = [leaf for kind, leaves in state.items() if kind != COUNT for leaf in leaves.values()]
+        in_codes = any(isinstance(leaf, QuantizedArray) for leaf in state_leaves)
+        if self.moments != "same" and not state_leaves:
             raise RecipeError(
                 f'optimizer.moments="{self.moments}" has no effect: {type(self).__name__} with these settings has no state for a '
                 f"parameter; remove optimizer.moments"
@@ -366,16 +375,16 @@ class ShardedOptimizer(Optimizer):
             )
 
 
-def _readable(kept: Any, dtype: Any) -> jax.Array:
-    return kept.dequantize(dtype) if isinstance(kept, QuantizedArray) else kept
+def _readable(stored: Any, dtype: Any) -> jax.Array:
+    return stored.dequantize(dtype) if isinstance(stored, QuantizedArray) else stored
 
 
 def _dtypes(tree: Any) -> set[Any]:
     return {leaf.dtype for leaf in jax.tree.leaves(tree)}
 
 
-def _rounded(shard: ParameterShard, what: str, x: jax.Array, count: jax.Array) -> jax.Array:
-    return round_stochastically(x.astype(jnp.float32), shard.random_bits(what, count))
+def _rounded(shard: ParameterShard, purpose: str, x: jax.Array, count: jax.Array) -> jax.Array:
+    return round_stochastically(x.astype(jnp.float32), shard.random_bits(purpose, count))
 
 
 class _Arrays(NamedTuple):
@@ -387,14 +396,14 @@ class _Arrays(NamedTuple):
     rates: Factors
     decays: Factors
 
-    def taken(self, name: str, rate: jax.Array, count: jax.Array) -> UpdateInputs:
+    def inputs_of(self, name: str, rate: jax.Array, count: jax.Array) -> UpdateInputs:
         gradient, value = self.gradients[name], self.values[name]
         dtype = accumulation_dtype(value.dtype)
-        kept = {kind: _readable(value, dtype) for kind, value in _of(self.kept, name).items()}
+        state = {kind: _readable(value, dtype) for kind, value in _select_state(self.kept, name).items()}
         return UpdateInputs(
             gradient.astype(dtype),
             value.astype(dtype),
-            kept,
+            state,
             rate.astype(dtype) * jnp.asarray(self.rates[name], dtype),
             jnp.asarray(self.decays[name], dtype),
             count.astype(dtype),
@@ -402,9 +411,9 @@ class _Arrays(NamedTuple):
         )
 
 
-def _of(kept: Mapping[str, Arrays], name: str) -> dict[str, Any]:
+def _select_state(states: Mapping[str, Arrays], name: str) -> dict[str, Any]:
     """Select the state of one parameter, by state name."""
-    return {kind: arrays[name] for kind, arrays in kept.items() if name in arrays}
+    return {kind: arrays[name] for kind, arrays in states.items() if name in arrays}
 
 
 def _checked(shard: ParameterShard, change: jax.Array) -> jax.Array:

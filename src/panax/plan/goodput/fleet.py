@@ -28,10 +28,10 @@ class Fleet(Validated):
         days: Duration of the run.
         planned_stops_per_day: Planned stops per day, which save first: maintenance, another version of the
             code.
-        planned_stop: Seconds of such a stop; None: teardown, restart, restore and first step.
+        planned_stop: Seconds of a planned stop; None: teardown, restart, restore and first step.
         replacement: Seconds until a lost host is replaced.
-        shrinks: True if the run continues on the remaining devices until then, and grows again at the next
-            checkpoint; otherwise it waits.
+        shrinks: True if the run continues on the remaining devices until the host is replaced, and grows again
+            at the next checkpoint; otherwise it waits.
         copies_lost: Probability that a failure destroys copies in memory; None: the probability that the
             neighboring host also fails before the run has recovered.
     """
@@ -47,16 +47,16 @@ class Fleet(Validated):
     copies_lost: float | int | None = None
 
     def __post_init__(self) -> None:
-        check_amount(self, "devices", least=1, most=MOST_DEVICES)
-        check_amount(self, "devices_per_host", least=1, most=MOST_DEVICES)
-        check_amount(self, "failures_per_device_day", most=SECONDS_PER_DAY)
-        check_amount(self, "days", above=True, most=1e5)
-        check_amount(self, "planned_stops_per_day", most=SECONDS_PER_DAY)
+        check_amount(self, "devices", minimum=1, maximum=MOST_DEVICES)
+        check_amount(self, "devices_per_host", minimum=1, maximum=MOST_DEVICES)
+        check_amount(self, "failures_per_device_day", maximum=SECONDS_PER_DAY)
+        check_amount(self, "days", above=True, maximum=1e5)
+        check_amount(self, "planned_stops_per_day", maximum=SECONDS_PER_DAY)
         check_amount(self, "replacement")
         if self.planned_stop is not None:
             check_amount(self, "planned_stop")
         if self.copies_lost is not None:
-            check_amount(self, "copies_lost", most=1.0)
+            check_amount(self, "copies_lost", maximum=1.0)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in ("devices", "devices_per_host", "shrinks") and value is not None:

@@ -49,7 +49,7 @@ def simulate_lives(stages: StageTimes, fleet: Fleet, *, count: int = 64, seed: i
         count: Number of lives, at least 2.
 
     Raises:
-        RecipeError: The interval is longer than the run; or the count or the seed can't be used.
+        RecipeError: The interval is longer than the run; or the count or the seed is invalid.
     """
     check_together(stages, fleet)
     if isinstance(count, bool) or not isinstance(count, int) or not 2 <= count <= MAX_LIVES:
@@ -153,7 +153,7 @@ class _Life:
         return self._grow()
 
     def _grow(self) -> bool:
-        """Take back the hosts that have been replaced."""
+        """Add the hosts that have been replaced to the run again."""
         before = self.now
         back = 0
         while self.returning and self.returning[0] <= self.now:
@@ -189,10 +189,10 @@ class _Life:
     def _skip_copies(self) -> None:
         """Skip ahead to the last copy before the next checkpoint, if no event occurs before."""
         unit = self.unit * self.stages.step_with_waits + self.stages.copy_stall
-        left = (self.stages.every - self.position % self.stages.every) // self.unit - 1
-        if self.away or left <= 0:
+        num_copies = (self.stages.every - self.position % self.stages.every) // self.unit - 1
+        if self.away or num_copies <= 0:
             return
-        count = min(int((min(self.fails_at, self.end) - self.now) / unit), left)
+        count = min(int((min(self.fails_at, self.end) - self.now) / unit), num_copies)
         if count > 0:
             self.now += count * unit
             self.position += count * self.unit
@@ -200,7 +200,7 @@ class _Life:
             self._commit_until(self.now)
 
     def _skip_whole_cycles(self) -> None:
-        """Skip whole cycles from checkpoint to checkpoint, until something fails, stops or comes back."""
+        """Skip whole cycles from checkpoint to checkpoint, until the next failure, planned stop or end of the run."""
         stages = self.stages
         if self.away or self.position % stages.every or self.position != (self.pending or (self.kept, 0.0))[0]:
             return

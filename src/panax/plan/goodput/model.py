@@ -100,9 +100,9 @@ def forecast(stages: StageTimes, fleet: Fleet) -> Forecast:
     shares["start"] += planned
     advances = steps * (1 - planned) * fleet.days * SECONDS_PER_DAY >= MIN_CHECKPOINTS * stages.every
     if not advances:
-        kept = (*PRODUCTIVE_KINDS, "checkpoint wait")
-        shares["lost work"] += sum(shares[kind] for kind in kept)
-        shares |= dict.fromkeys(kept, 0.0)
+        productive = (*PRODUCTIVE_KINDS, "checkpoint wait")
+        shares["lost work"] += sum(shares[kind] for kind in productive)
+        shares |= dict.fromkeys(productive, 0.0)
     return Forecast(
         devices=fleet.devices,
         every=stages.every,
@@ -131,15 +131,15 @@ def _without_copies(stages: StageTimes, fleet: Fleet) -> tuple[float, float, flo
     training_time = _exp(-rate * fleet.recovery(stages))
     # The first checkpoint after a recovery waits for no other one.
     one = _exp(-rate * (commit + first))
-    kept = one / -math.expm1(-rate * cycle)
-    checkpoints = rate * training_time * kept
+    committed = one / -math.expm1(-rate * cycle)
+    checkpoints = rate * training_time * committed
     waits = checkpoints * (cycle - work) - rate * training_time * one * held_up
     return checkpoints * stages.every, waits, max(training_time - checkpoints * work - waits, 0.0)
 
 
 def _with_copies(stages: StageTimes, fleet: Fleet) -> tuple[float, float, float]:
-    """Return the same figures for failures that fall back to the newest copy, or to the store if the failure
-    destroyed the copies."""
+    """Return the figures of `_without_copies` for failures that fall back to the newest copy, or to the store
+    if the failure destroyed the copies."""
     rate, recovery = fleet.failures_per_second, fleet.recovery(stages)
     copies = stages.every // stages.copy_every
     work = stages.copy_every * stages.step_with_waits
@@ -167,12 +167,13 @@ def _mean_remainder(again: float, size: int) -> float:
     ends."""
     if again >= 1:
         return (size - 1) / 2
-    whole = again**size
-    return again / (1 - again) - size * whole / (1 - whole)
+    full_cycles = again**size
+    return again / (1 - again) - size * full_cycles / (1 - full_cycles)
 
 
 def _shrink(shares: dict[str, float], stages: StageTimes, fleet: Fleet, recoveries: float) -> None:
-    """Account for fewer devices after each failure until a host is replaced, and a planned restart then."""
+    """Account for the missing devices after each failure until a host is replaced, and for the planned restart
+    at that time."""
     growing = recoveries * fleet.planned(stages, of_recovery=True)
     for kind in shares:
         shares[kind] /= 1 + growing

@@ -127,15 +127,15 @@ def _by_interval(simulation: Simulation) -> tuple[Picture, Picture]:
         min(max(simulation.best.every, stages.every) / unit * 3, max_count),
     )
     counts = sorted({round(low * (max(high, low) / low) ** (n / MAX_POINTS)) for n in range(MAX_POINTS + 1)})
-    made = [forecast(dataclasses.replace(stages, every=count * unit), fleet) for count in counts]
-    minutes = [each.interval / 60 for each in made]
+    forecasts = [forecast(dataclasses.replace(stages, every=count * unit), fleet) for count in counts]
+    minutes = [each.interval / 60 for each in forecasts]
     below = f"minutes between checkpoints, on {fleet.devices:,} devices"
     lost = [
-        Line(kind, minutes, [100 * each.shares[kind] for each in made], marked=False)
+        Line(kind, minutes, [100 * each.shares[kind] for each in forecasts], marked=False)
         for kind in ("lost work", "checkpoint wait")
     ]
     goodput = [
-        Line("goodput", minutes, [100 * each.goodput for each in made], marked=False),
+        Line("goodput", minutes, [100 * each.goodput for each in forecasts], marked=False),
         *(
             Line(word, [at.interval / 60], [100 * at.goodput])
             for word, at in (("now", simulation.now), ("best", simulation.best))
@@ -149,9 +149,12 @@ def _by_interval(simulation: Simulation) -> tuple[Picture, Picture]:
 
 def _by_devices(simulation: Simulation) -> Picture:
     host, max_devices = simulation.fleet.devices_per_host, max(COUNTS[-1], simulation.fleet.devices)
-    least = 2 * host
+    min_devices = 2 * host
     counts = sorted(
-        {max(round(least * (max_devices / least) ** (n / MAX_POINTS) / host), 2) * host for n in range(MAX_POINTS + 1)}
+        {
+            max(round(min_devices * (max_devices / min_devices) ** (n / MAX_POINTS) / host), 2) * host
+            for n in range(MAX_POINTS + 1)
+        }
     )
     current: list[Forecast] = []
     best: list[Forecast] = []
@@ -160,8 +163,8 @@ def _by_devices(simulation: Simulation) -> Picture:
         current.append(forecast(simulation.stages, fleet))
         best.append(forecast(dataclasses.replace(simulation.stages, every=best_every(simulation.stages, fleet)), fleet))
     lines = [
-        Line(title, counts, [100 * each.goodput for each in made], marked=False)
-        for title, made in (("at the present interval", current), ("at the best for each", best))
+        Line(title, counts, [100 * each.goodput for each in forecasts], marked=False)
+        for title, forecasts in (("at the present interval", current), ("at the best for each", best))
     ]
     lines.append(Line("now", [simulation.fleet.devices], [100 * simulation.now.goodput]))
     return _picture("Goodput by number of devices, %", lines, "devices")

@@ -23,13 +23,13 @@ class Simulation:
     """Result of a simulation for a number of devices.
 
     Attributes:
-        run: The folder that was read; empty if all times were given.
+        run: The folder that was read; empty if no run was read.
         stages, fleet: Inputs of the computation.
-        now: Forecast at the present interval.
+        now: Forecast at the current interval.
         best: Forecast at the interval with the highest goodput in the model.
         theory: Seconds between checkpoints by theory (`young_daly_seconds`).
-        lives: Simulated runs at the present interval.
-        by_devices: For several numbers of devices, at the present interval and at the best one for each.
+        lives: Simulated runs at the current interval.
+        by_devices: For several numbers of devices, at the current interval and at the best one for each.
         by_interval: For several intervals, shortest first.
         sources: Source of each stage time, by field.
         assumptions: Sentences on everything that was not measured.

@@ -36,19 +36,19 @@ def simulate(
             given.
 
     Raises:
-        RecipeError: A time is missing, or can't be used.
+        RecipeError: A time is missing or invalid.
         DataError: The folder is not a run's, or has no step; or the page can't be written.
 
     >>> times = dict(step=10.0, every=60, stall=5.0, detect=30.0, teardown=10.0, restart=60.0, restore=60.0, first_step=90.0)
-    >>> found = simulate(devices=16384, **times)
-    >>> round(found.now.goodput, 3), found.best.every
+    >>> simulation = simulate(devices=16384, **times)
+    >>> round(simulation.now.goodput, 3), simulation.best.every
     (0.944, 33)
     """
     overrides = {name: value for name, value in overrides.items() if value is not None}
     for name in overrides:
         if name not in STAGE_FIELDS and name not in FLEET_FIELDS:
             raise RecipeError(f"unknown stage time {name!r}; {suggest_name(name, [*STAGE_FIELDS, *FLEET_FIELDS])}")
-    _check_place(output)
+    _check_output(output)
     read = GoodputFigures({}, {}, ()) if run is None else read_stage_times(run)
     times = {**read.times, **{name: value for name, value in overrides.items() if name in STAGE_FIELDS}}
     if "copy_stall" not in overrides and not times.get("copy_every"):
@@ -77,8 +77,8 @@ def simulate(
     return simulation
 
 
-def _check_place(output: str | Path | None) -> None:
-    """Check the output path before anything is computed."""
+def _check_output(output: str | Path | None) -> None:
+    """Check the output path before the computation."""
     if output is None:
         return
     place = Path(output)
@@ -113,7 +113,7 @@ def _by_devices(stages: StageTimes, fleet: Fleet) -> tuple[tuple[Forecast, Forec
 
 
 def _by_interval(stages: StageTimes, fleet: Fleet) -> tuple[Forecast, ...]:
-    """Forecast intervals around the present and the best one, each twice the previous."""
+    """Forecast intervals around the current and the best one, each twice the previous."""
     unit = stages.copy_every or 1
     max_count = int((fleet.days * SECONDS_PER_DAY - stages.stall) / (unit * stages.step_with_waits))
     best = best_every(stages, fleet) // unit

@@ -11,7 +11,7 @@ MAX_SECONDS = 1e9
 
 
 def check_amount(
-    owner: object, name: str, *, least: float | int = 0.0, most: float | int = MAX_SECONDS, above: bool = False
+    owner: object, name: str, *, minimum: float | int = 0.0, maximum: float | int = MAX_SECONDS, above: bool = False
 ) -> None:
     """Check that a number is between two bounds.
 
@@ -19,13 +19,13 @@ def check_amount(
         above: The lower bound itself is not allowed.
 
     Raises:
-        RecipeError: It is not; the message names the field and its flag.
+        RecipeError: The number is out of bounds; the message names the field and its flag.
     """
     value = getattr(owner, name)
-    if math.isfinite(value) and (least < value if above else least <= value) and value <= most:
+    if math.isfinite(value) and (minimum < value if above else minimum <= value) and value <= maximum:
         return
-    bound = f"above {least:g}" if above else f"from {least:g}"
-    raise RecipeError(f"{name}={value:g}: expected a number {bound} to {most:g}; set --{name.replace('_', '-')}")
+    bound = f"above {minimum:g}" if above else f"from {minimum:g}"
+    raise RecipeError(f"{name}={value:g}: expected a number {bound} to {maximum:g}; set --{name.replace('_', '-')}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class StageTimes(Validated):
 
     def __post_init__(self) -> None:
         check_amount(self, "step", above=True)
-        check_amount(self, "every", least=1)
+        check_amount(self, "every", minimum=1)
         for field in dataclasses.fields(self):
             if field.name not in ("step", "every"):
                 check_amount(self, field.name)

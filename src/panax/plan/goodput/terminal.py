@@ -146,7 +146,7 @@ def list_stage_times(simulation: Simulation) -> list[tuple[str, str, str]]:
     for name in STAGE_FIELDS:
         if name in simulation.sources:
             value = getattr(simulation.stages, name)
-            shown = f"{value:,}" if name in STEPS else format_duration(value)
+            text = f"{value:,}" if name in STEPS else format_duration(value)
             unit = {"every": " steps", "copy_every": " steps"}.get(name, "")
-            rows.append((name.replace("_", " "), shown + unit, simulation.sources[name]))
+            rows.append((name.replace("_", " "), text + unit, simulation.sources[name]))
     return rows

@@ -222,19 +222,20 @@ class _Search:
         choices: list[LayoutChoice] = []
         while waiting and self.walked < MAX_WALKS:
             key = min(waiting, key=lambda key: self.floor(waiting[key]))
-            least = min((choice.wire_bytes for choice in choices), default=math.inf)
-            if self.floor(waiting[key]) > TRAFFIC_SLACK * least:
+            fewest_bytes = min((choice.wire_bytes for choice in choices), default=math.inf)
+            if self.floor(waiting[key]) > TRAFFIC_SLACK * fewest_bytes:
                 break
-            choices += self.tried(waiting.pop(key))
+            choices += self.try_policies(waiting.pop(key))
         if not choices:
             return None
-        least = min(choice.wire_bytes for choice in choices)
-        near = [choice for choice in choices if choice.wire_bytes <= TRAFFIC_SLACK * least]
+        fewest_bytes = min(choice.wire_bytes for choice in choices)
+        near = [choice for choice in choices if choice.wire_bytes <= TRAFFIC_SLACK * fewest_bytes]
         best = min(near, key=lambda choice: (choice.time, choice.wire_bytes, choice.micro_batches))
         return dataclasses.replace(best, num_walks=self.walked)
 
-    def tried(self, mesh: dict[str, int]) -> list[LayoutChoice]:
-        """Return, for each policy needed, the layout that fits with the fewest micro-batches."""
+    def try_policies(self, mesh: dict[str, int]) -> list[LayoutChoice]:
+        """Return, for each rematerialization policy worth trying, the layout that fits with the fewest
+        micro-batches."""
         choices, policies = [], self.task.remat_policies or (None,)
         for remat in (policies[0], *reversed(policies[1:])):
             choice = self.fitting(mesh, remat)
@@ -257,8 +258,8 @@ class _Search:
                 return LayoutChoice(to_mesh_shape(mesh), counts[place], remat, _wire_bytes(cost), cost.memory)
             # As many more micro-batches as needed if all temporaries were activations.
             over = cost.temporaries / max(self.group.memory_bytes / MEMORY_MARGIN - cost.arguments, 1)
-            wanted = counts[place] * max(over, 1.0)
-            place = max(place + 1, next((i for i, count in enumerate(counts) if count >= wanted), len(counts) - 1))
+            min_count = counts[place] * max(over, 1.0)
+            place = max(place + 1, next((i for i, count in enumerate(counts) if count >= min_count), len(counts) - 1))
         return None
 
     def walk(self, mesh: dict[str, int], count: int, remat: str | None) -> StepCost:
@@ -291,8 +292,8 @@ class _Search:
         """Return the bytes that a device sends for weights and their gradients, from their axes alone;
         scattered gradients in float32."""
         rules, total = fit_rules(self.rules, self.needs, mesh), 0.0
-        once = zero_stage(self.rules, mesh).scatters_per_step
-        turns = 1 if once else count
+        per_step = zero_stage(self.rules, mesh).scatters_per_step
+        turns = 1 if per_step else count
         width = self.task.weight_dtype.itemsize
         for name, leaf, axes in pair_axes(self.program.abstract.params, self.program.axes.params):
             stored = {axis for dim in assign(axes, leaf.shape, rules.storage, mesh, name) for axis in dim}
@@ -301,7 +302,7 @@ class _Search:
             size = math.prod(leaf.shape) / math.prod(mesh[axis] for axis in used)
             gathered = math.prod(mesh[axis] for axis in stored - used)
             rest = math.prod(mesh.values()) // math.prod(mesh[axis] for axis in stored)
-            total += turns * size * (1 - 1 / gathered) * ((1 if once else 2) * width + FLOAT32)
+            total += turns * size * (1 - 1 / gathered) * ((1 if per_step else 2) * width + FLOAT32)
             total += 2 * FLOAT32 * math.prod(leaf.shape) / math.prod(mesh[axis] for axis in stored) * (1 - 1 / rest)
         return total
 

@@ -49,14 +49,14 @@ class DeviceRates(Validated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CollectiveRates(Validated):
-    """Measurements of one kind of collective over some mesh axes, in the slowest group.
+    """Measurements of one kind of collective over one or more mesh axes, in the slowest group.
 
     Attributes:
         kind: One of `plan.collectives.KINDS`.
         axes: Its mesh axes.
-        ways: Number of devices that take part in one.
-        sent_bytes: Bytes that each device sent in the large one, counted for a ring.
-        latency_seconds: Time of one that sends almost nothing.
+        ways: Number of devices in one collective.
+        sent_bytes: Bytes that each device sent in the large collective, counted for a ring.
+        latency_seconds: Time of a collective that sends almost nothing.
         bandwidth: Bytes per second that each device sends.
     """
 
@@ -102,7 +102,7 @@ class DiskRates(Validated):
     Attributes:
         place: The folder or the store's address.
         written_bytes: The size of the file that was written, read and removed.
-        write_bandwidth: Bytes per second until they were durable.
+        write_bandwidth: Bytes per second, the flush to the disk included.
         read_bandwidth: Bytes per second.
     """
 
@@ -124,8 +124,8 @@ class ProcessFacts(Validated):
         clock_offset_seconds: Offset of its clock relative to that of process 0.
         clock_error_seconds: Error bound of the offset.
         cores: Number of the host's cores, as counted by the system.
-        stolen_cores: Number of them used by other programs and other virtual machines during the measurement.
-        stolen_by: The programs that used most, as far as visible to the process.
+        stolen_cores: Number of cores used by other programs and other virtual machines during the measurement.
+        stolen_by: The programs that used the most cores, as far as visible to the process.
         versions: Name to version: libraries, driver, kernel, processor.
     """
 
@@ -334,8 +334,8 @@ def profile_path(profile: HardwareProfile) -> Path:
 def newest_profile(
     device_kind: str, mesh: Mapping[str, int], paths: Iterable[Path]
 ) -> tuple[HardwareProfile, Path] | None:
-    """Return the newest of some profiles of the same number of devices of a kind, preferably in this mesh;
-    None if there is none.
+    """Return the newest profile of this kind and number of devices, preferably in this mesh; None if there is
+    none.
 
     A file that can't be read, or has other content, is ignored.
     """

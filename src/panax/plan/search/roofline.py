@@ -69,7 +69,7 @@ Speeds = ProfileFigures | DataSheet
 
 @dataclasses.dataclass(frozen=True)
 class LinkTime:
-    """Communication of each device over some mesh axes in a step.
+    """Communication of each device over one or more mesh axes in a step.
 
     Attributes:
         sent: Bytes sent.

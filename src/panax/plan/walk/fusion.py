@@ -44,7 +44,7 @@ class _Pass:
 
 
 def group_passes(block: OperationBlock) -> tuple[OperationBlock, list[list[Operation]]]:
-    """Reorder a block so that the operations of each such pass are adjacent; return it and the passes."""
+    """Reorder a block so that the operations of each pass are adjacent; return the block and the passes."""
     passes = [
         fusion_pass
         for fusion_pass in _passes(block)
@@ -64,7 +64,7 @@ def group_passes(block: OperationBlock) -> tuple[OperationBlock, list[list[Opera
 def _passes(block: OperationBlock) -> Iterable[_Pass]:
     needs = LivenessInfo(block)
     place = {id(operation): number for number, operation in enumerate(block.operations)}
-    made = {id(value): place[id(operation)] for operation in block.operations for value in operation.outputs}
+    producers = {id(value): place[id(operation)] for operation in block.operations for value in operation.outputs}
     due = needs.first_readers()
     passes: list[_Pass] = []
     for operation in block.operations:
@@ -74,7 +74,7 @@ def _passes(block: OperationBlock) -> Iterable[_Pass]:
         if id(value) not in needs.written or id(value) in needs.origin:
             continue
         sources = {id(source): source for source in needs.sources(operation)}
-        ready = max((made.get(key, -1) for key in sources), default=-1)
+        ready = max((producers.get(key, -1) for key in sources), default=-1)
         alone = _Pass([operation], sources, ready, due.get(id(value), len(block.operations)))
         # A result of another pass among the inputs orders the two.
         for index, other in enumerate(passes):
@@ -98,12 +98,12 @@ def _moved(operations: list[Operation], fusion_pass: _Pass, needs: LivenessInfo)
         if operation.name not in SAME_MEMORY and any(id(needs.base(v)) in results for v in operation.arrays)
     )
     due = min(reads, default=len(operations))
-    wanted = {id(value) for operation in fusion_pass.operations for value in operation.arrays}
+    moved = {id(value) for operation in fusion_pass.operations for value in operation.arrays}
     chain: list[Operation] = []
     for operation in reversed(operations[due:]):
-        if id(operation) not in members and any(id(value) in wanted for value in operation.outputs):
+        if id(operation) not in members and any(id(value) in moved for value in operation.outputs):
             chain.append(operation)
-            wanted |= {id(value) for value in operation.arrays}
+            moved |= {id(value) for value in operation.arrays}
     # Aliases of the results move with them.
     names = [
         operation

@@ -124,7 +124,7 @@ class _Timeline:
                 if id(value) not in needs.written or id(value) in needs.origin or id(value) in added:
                     continue
                 end = spans[needs.read.get(id(value), place)][1]
-                reused = self._taken(operation, number, value, free, needs)
+                reused = self._reusable_operand(operation, number, value, free, needs)
                 if reused is not None:
                     free.remove(reused)
                     buffer = memory[id(reused)]
@@ -133,16 +133,16 @@ class _Timeline:
                     buffer = LiveRange(value.bytes, spans[at][0], end, value)
                     self.buffers.append(buffer)
                 memory[id(value)] = buffer
-            if operation.name in _TURNED and (turned := _turned(operation, needs)):
+            if operation.name in _TURNED and (turned := _transposed_array(operation, needs)):
                 other = memory.get(id(needs.base(turned)))
                 until = other.end if inside and other is not None else spans[place + 1][1]
                 self.buffers.append(LiveRange(turned.bytes, spans[place][0], until, turned))
 
-        self._late(block, needs, memory, spans)
+        self._delay_scatters(block, needs, memory, spans)
         if inside:
-            self._beside(block, needs, memory, spans, len(carried))
+            self._extend_overlapped(block, needs, memory, spans, len(carried))
 
-    def _beside(
+    def _extend_overlapped(
         self,
         block: OperationBlock,
         needs: LivenessInfo,
@@ -171,10 +171,10 @@ class _Timeline:
                     buffer.end = spans[-1][1]
                     self.buffers.append(LiveRange(buffer.bytes, spans[0][0], spans[-1][1], buffer.value))
 
-    def _late(
+    def _delay_scatters(
         self, block: OperationBlock, needs: LivenessInfo, memory: dict[int, LiveRange], spans: list[tuple[int, int]]
     ) -> None:
-        """Delay scatters of a loop's result: one that is not waited for runs after the loops that follow."""
+        """Delay scatters of a loop's result: a scatter that nothing waits for runs after the loops that follow."""
         for place, operation in enumerate(block.operations):
             if operation.name != "reduce_scatter":
                 continue
@@ -188,7 +188,9 @@ class _Timeline:
                 buffer.end = max(buffer.end, spans[loops[-1]][1])
 
     @staticmethod
-    def _taken(operation: Operation, number: int, value: Value, free: list[Value], needs: LivenessInfo) -> Value | None:
+    def _reusable_operand(
+        operation: Operation, number: int, value: Value, free: list[Value], needs: LivenessInfo
+    ) -> Value | None:
         """Return the operand with memory that a result reuses; None if it needs separate memory."""
         if operation.blocks:
             first, count = _carried(operation)
@@ -204,17 +206,17 @@ class _Timeline:
         return next((v for v in free if v.bytes == value.bytes), None)
 
 
-def _turned(operation: Operation, needs: LivenessInfo) -> Value | None:
+def _transposed_array(operation: Operation, needs: LivenessInfo) -> Value | None:
     """Return the array that a collective along another dimension than the first has to transpose, since it
     works along the first."""
     gathered = operation.name == "all_gather"
-    whole = operation.outputs[0] if gathered else operation.arrays[0]
+    full_array = operation.outputs[0] if gathered else operation.arrays[0]
     dim = gathered_dim(operation.eqn) if gathered else scattered_dim(operation.eqn)
-    if math.prod(whole.shape[:dim]) == 1:
+    if math.prod(full_array.shape[:dim]) == 1:
         return None
-    beside = needs.readers.get(id(whole), []) if gathered else [needs.makers.get(id(needs.base(whole)))]
-    alike = (other is not None and _in_any_order(other, whole, dim, needs) for other in beside)
-    return None if all(alike) else whole
+    beside = needs.readers.get(id(full_array), []) if gathered else [needs.makers.get(id(needs.base(full_array)))]
+    alike = (other is not None and _in_any_order(other, full_array, dim, needs) for other in beside)
+    return None if all(alike) else full_array
 
 
 def _in_any_order(operation: Operation, value: Value, dim: int, needs: LivenessInfo) -> bool:

@@ -174,11 +174,12 @@ class _Reader:
     def once(self, eqn: JaxprEqn, inputs: list[Value | None], scope: str) -> Sequence[Value | None]:
         """Inline a loop of one iteration, as compilers do: unread parts of it are then not computed."""
         body, (consts, carried) = scan_body(eqn), scan_arity(eqn)
-        kept = consts + carried
+        constants = consts + carried
         of_turn = [
-            self.alias(eqn, v, Value.of(x.aval), "part", scope) for v, x in zip(inputs[kept:], body.invars[kept:])
+            self.alias(eqn, v, Value.of(x.aval), "part", scope)
+            for v, x in zip(inputs[constants:], body.invars[constants:])
         ]
-        outputs = self.run(body, [*map(_constant, body.constvars), *inputs[:kept], *of_turn], scope)
+        outputs = self.run(body, [*map(_constant, body.constvars), *inputs[:constants], *of_turn], scope)
         stacked = zip(outputs[carried:], eqn.outvars[carried:])
         return [*outputs[:carried], *(self.alias(eqn, v, Value.of(x.aval), "whole", scope) for v, x in stacked)]
 
@@ -219,12 +220,12 @@ def _blocks(eqn: JaxprEqn, scope: str) -> tuple[OperationBlock, ...]:
     """Return the bodies of a loop, or the branches of a conditional."""
     name = eqn.primitive.name
     if name == "scan":
-        held = (scan_body(eqn),)
+        bodies = (scan_body(eqn),)
     elif name == "while":
-        held = (while_condition(eqn), while_body(eqn))
+        bodies = (while_condition(eqn), while_body(eqn))
     else:
-        held = cond_branches(eqn) if name == "cond" else ()
-    return tuple(read_block(one, scope) for one in held)
+        bodies = cond_branches(eqn) if name == "cond" else ()
+    return tuple(read_block(one, scope) for one in bodies)
 
 
 def read_block(program: ClosedJaxpr | Jaxpr, scope: str = "") -> OperationBlock:

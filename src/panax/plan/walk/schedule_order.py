@@ -24,7 +24,7 @@ def reschedule(block: OperationBlock, carried: Sequence[Value]) -> OperationBloc
         carried: The inputs with memory that its results reuse. Only matrix multiplications are added to one
             as soon as they are available.
     """
-    held = {id(value) for value in carried}
+    carried_ids = {id(value) for value in carried}
     products = {id(v) for operation in block.operations if operation.name in MATMUL_OPS for v in operation.outputs}
     largest = max((v.bytes for operation in block.operations for v in operation.outputs), default=0)
     large = [one for one in block.operations if sum(v.bytes for v in one.outputs) * LARGE_DIVISOR >= largest]
@@ -34,7 +34,7 @@ def reschedule(block: OperationBlock, carried: Sequence[Value]) -> OperationBloc
             order = order.postponed(operation)
     for operation in large:
         read = set(map(id, operation.arrays))
-        if operation.name in FUSED - IN_PLACE_OPS and (read & products or not read & held):
+        if operation.name in FUSED - IN_PLACE_OPS and (read & products or not read & carried_ids):
             order = order.advanced(operation)
     return order.block
 
@@ -80,14 +80,14 @@ class _Order:
         range."""
         operations, needs = self.block.operations, self.needs
         changes = [0] * (len(operations) + 2)
-        made = ((value, -1) for value in self.block.inputs)
+        produced = ((value, -1) for value in self.block.inputs)
         later = (
             (value, number)
             for number, operation in enumerate(operations)
             if operation.name not in SAME_MEMORY
             for value in operation.outputs
         )
-        for value, start in (*made, *later):
+        for value, start in (*produced, *later):
             if id(value) not in needs.written:
                 continue
             last = needs.read.get(id(value), start)

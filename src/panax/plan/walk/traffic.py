@@ -71,13 +71,13 @@ def list_traffic(program: OperationBlock, mesh: Mapping[str, int]) -> list[Traff
     Args:
         mesh: Mesh axis to size.
     """
-    found = []
+    traffic = []
     for operation, times in count_executions(program):
         kind = _KINDS.get(operation.name)
         axes = () if kind is None else _axes(operation, mesh)
         if kind is not None and axes and (sent := _sent(kind, operation, math.prod(mesh[axis] for axis in axes))):
-            found.append(Traffic(kind, axes, sent, times, operation.scope))
-    return found
+            traffic.append(Traffic(kind, axes, sent, times, operation.scope))
+    return traffic
 
 
 def traffic_totals(traffic: Iterable[Traffic]) -> dict[tuple[CollectiveKind, MeshAxes], int]:

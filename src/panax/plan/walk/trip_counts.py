@@ -13,14 +13,16 @@ class ExecutionCount(NamedTuple):
 
     Attributes:
         expected: The declared or static count; an undeclared loop or branch counts once.
-        most: The maximum; None if unknown.
+        maximum: The maximum count; None if unknown.
     """
 
     expected: float
-    most: float | None
+    maximum: float | None
 
-    def times(self, expected: float, most: float | None) -> "ExecutionCount":
-        return ExecutionCount(self.expected * expected, None if self.most is None or most is None else self.most * most)
+    def times(self, expected: float, maximum: float | None) -> "ExecutionCount":
+        return ExecutionCount(
+            self.expected * expected, None if self.maximum is None or maximum is None else self.maximum * maximum
+        )
 
 
 ONCE = ExecutionCount(1.0, 1.0)

@@ -48,7 +48,7 @@ class LivenessInfo:
         self.read = self._last_reads()
 
     def base(self, value: Value) -> Value:
-        """Return the value with the memory of a value."""
+        """Return the value that owns the memory of `value`: an alias has its origin's."""
         return self.origin.get(id(value), value)
 
     def sources(self, operation: Operation) -> list[Value]:

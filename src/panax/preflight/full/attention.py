@@ -69,7 +69,7 @@ def check_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     def attend(options: Options) -> Callable[..., Any]:
         return lambda q, k, v, segments: run(q, k, v, segments=segments, **options.static)
 
-    return _compared(kernel, dtype, sizes, {each: case(each) for each in VARIANTS}, attend, {})
+    return _compare_variants(kernel, dtype, sizes, {each: case(each) for each in VARIANTS}, attend, {})
 
 
 def check_partial_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
@@ -83,7 +83,7 @@ def check_partial_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
 
         return run
 
-    return _compared(kernel, dtype, sizes, cases, attend, {kernel.work: kernel.name})
+    return _compare_variants(kernel, dtype, sizes, cases, attend, {kernel.work: kernel.name})
 
 
 def check_adapted_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
@@ -104,7 +104,7 @@ def check_adapted_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
     def whole(options: Options) -> Callable[..., Any]:
         return lambda q, k, v, d_out, segments: halves(options, q, k, v, d_out)
 
-    return _compared(kernel, dtype, sizes, dict.fromkeys(variants, case), whole, {}, with_gradients=False)
+    return _compare_variants(kernel, dtype, sizes, dict.fromkeys(variants, case), whole, {}, with_gradients=False)
 
 
 def check_context_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
@@ -136,8 +136,8 @@ def check_context_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures
     with full_precision(dtype):
         results = jax.jit(split)(*(np.asarray(x)[:, order] for x in (*arrays, segments)))
     results = [np.asarray(x.astype(jnp.float32))[:, np.argsort(order)] for x in results]
-    wanted = _definition(options, arrays, segments, sizes)
-    share = worst_error_share(NAMES, results, wanted, _allowed(wanted, dtype, sizes))
+    expected = _definition(options, arrays, segments, sizes)
+    share = worst_error_share(NAMES, results, expected, _allowed(expected, dtype, sizes))
     return {"of the allowed error": f"{share:.0%}", "devices": str(WAYS)}
 
 
@@ -150,13 +150,13 @@ def inputs(sizes: Sizes, dtype: str, kv_heads: int | None = None) -> tuple[np.nd
 
 
 def documents(positions: int) -> np.ndarray:
-    """Return the segments of two packed rows; the first ends in padding, the second has some inside."""
+    """Return the segments of two packed rows; the first ends in padding, the second has padding in the middle."""
     first = [1] * (positions // 2 + 3) + [2] * (positions - positions // 2 - 3 - 5) + [0] * 5
     second = [1] * 9 + [0] * 2 + [3] * (positions - 11)
     return np.asarray([first, second], np.int32)
 
 
-def _compared(
+def _compare_variants(
     kernel: Kernel,
     dtype: str,
     sizes: Sizes,
@@ -184,18 +184,18 @@ def _compared(
         function = attend(options)
 
         def run(q: Any, k: Any, v: Any, d_out: Any, *segments: Any, function: Callable[..., Any] = function) -> Any:
-            held = segments[0] if segments else None
+            first_segments = segments[0] if segments else None
             if not with_gradients:
-                return function(q, k, v, d_out, held)
-            out, pull = jax.vjp(lambda q, k, v: function(q, k, v, held), q, k, v)
+                return function(q, k, v, d_out, first_segments)
+            out, pull = jax.vjp(lambda q, k, v: function(q, k, v, first_segments), q, k, v)
             return out, *pull(d_out)
 
         operands = (*arrays, segments) if segments is not None else arrays
-        results, made = run_kernel(kernel, run, operands, dtype, named=named)
-        wanted = _definition(options, arrays, segments, sizes)
-        worst = max(worst, worst_error_share(NAMES, results, wanted, _allowed(wanted, dtype, sizes)))
+        results, kernel_figures = run_kernel(kernel, run, operands, dtype, named=named)
+        expected = _definition(options, arrays, segments, sizes)
+        worst = max(worst, worst_error_share(NAMES, results, expected, _allowed(expected, dtype, sizes)))
         # The first supported variant is the plain one, with comparable time.
-        figures = figures or made
+        figures = figures or kernel_figures
     return {"of the allowed error": f"{worst:.0%}", "cases": f"{len(able)} of {len(variants)}", **figures}
 
 
@@ -208,15 +208,15 @@ def _definition(
     def run(q: Any, k: Any, v: Any, d_out: Any) -> tuple[Any, ...]:
         mask = MaskRule(causal=options.causal, window=options.window)
         scores = ScoreRule(mask=mask, scale=_scale(sizes), soft_cap=options.soft_cap)
-        held = None if segments is None else jnp.asarray(segments)
-        out, pull = jax.vjp(lambda q, k, v: reference_attention(q, k, v, held, scores=scores), q, k, v)
+        segment_array = None if segments is None else jnp.asarray(segments)
+        out, pull = jax.vjp(lambda q, k, v: reference_attention(q, k, v, segment_array, scores=scores), q, k, v)
         return out, *pull(d_out)
 
     with evaluate_definition():
         return tuple(np.asarray(x) for x in run(*(np.asarray(x, np.float32) for x in arrays)))
 
 
-def _allowed(wanted: Sequence[np.ndarray], dtype: str, sizes: Sizes) -> list[float]:
+def _allowed(expected: Sequence[np.ndarray], dtype: str, sizes: Sizes) -> list[float]:
     """Return the allowed rounding error of an entry: a sum of n products of rounded factors, each off by four
     roundings of the largest.
 
@@ -225,7 +225,7 @@ def _allowed(wanted: Sequence[np.ndarray], dtype: str, sizes: Sizes) -> list[flo
     """
     terms = sizes.positions * max(4, sizes.heads // WAYS)
     units = 4 * math.sqrt(terms) if dtype == "float32" else 4
-    return [units * float(jnp.finfo(dtype).eps) * float(np.abs(each).max()) for each in wanted]
+    return [units * float(jnp.finfo(dtype).eps) * float(np.abs(each).max()) for each in expected]
 
 
 def _scale(sizes: Sizes) -> float:

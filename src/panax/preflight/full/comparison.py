@@ -103,7 +103,7 @@ def run_kernel(
 def worst_error_share(
     names: Sequence[str],
     results: Sequence[np.ndarray],
-    wanted: Sequence[np.ndarray],
+    expected: Sequence[np.ndarray],
     allowed: Sequence[Any],
 ) -> float:
     """Return the largest distance from the definition as a share of the allowed error.
@@ -112,10 +112,10 @@ def worst_error_share(
         allowed: For each array, a number or an array of its shape.
 
     Raises:
-        ResultMismatch: It is above 1, or not finite; the message names the array.
+        ResultMismatch: The share is above 1, or not finite; the message names the array.
     """
     worst = 0.0
-    for name, left, right, limit in zip(names, results, wanted, allowed, strict=True):
+    for name, left, right, limit in zip(names, results, expected, allowed, strict=True):
         if left.shape != right.shape:
             raise ResultMismatch(f"{name} has shape {left.shape}; its definition has {right.shape}")
         distance = np.abs(np.asarray(left, np.float64) - np.asarray(right, np.float64))
@@ -135,7 +135,8 @@ def select_supported(kernel: Kernel, cases: Sequence[Any], target: Target) -> li
     """Return the indices of the cases that a kernel supports.
 
     Raises:
-        CaseSkipped: It supports none of them, or a requirement is missing here; the message names it.
+        CaseSkipped: The kernel supports none of the cases, or a requirement is missing here; the message names
+            it.
     """
     if missing := kernel.missing():
         raise CaseSkipped(missing)

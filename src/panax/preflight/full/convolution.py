@@ -16,8 +16,8 @@ PLACES, TAPS, STRIDE, PADDING = 19, 3, 2, 1
 
 
 def check_convolution(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """Run a kernel for "convolution" on images with a stride and padding, or, if it is depthwise alone, on
-    that."""
+    """Check a kernel for "convolution" on images with a stride and padding, or on a depthwise convolution if it
+    supports no other."""
     channels = min(sizes.width, 64)
     depthwise = bool(kernel.limit(_case(channels), local_target())) and not kernel.limit(_case(1), local_target())
     groups = channels if depthwise else 1
@@ -45,14 +45,16 @@ def check_convolution(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 
     results, figures = run_kernel(kernel, run, (x, w, d_out), dtype)
     x, w, d_out = (_round(each, dtype) for each in (x, w, d_out))
-    wanted = _define(x, w, d_out, groups)
+    expected = _define(x, w, d_out, groups)
     terms = (inputs * TAPS**2, inputs * TAPS**2, d_out[:, 0].size)
     sums = _define(np.abs(x), np.abs(w), np.abs(d_out), groups)
     allowed = [2.0**-23 * (count + 2) * each for count, each in zip(terms, sums, strict=True)]
     if dtype == "bfloat16":
         # A kernel may round its result to the operands' dtype.
-        allowed = [each + 2.0**-8 * np.abs(value) for each, value in zip(allowed, wanted, strict=True)]
-    share = worst_error_share(("output", "gradient by the input", "gradient by the weights"), results, wanted, allowed)
+        allowed = [each + 2.0**-8 * np.abs(value) for each, value in zip(allowed, expected, strict=True)]
+    share = worst_error_share(
+        ("output", "gradient by the input", "gradient by the weights"), results, expected, allowed
+    )
     return {"of the allowed error": f"{share:.0%}", "taps": f"{TAPS} x {TAPS}, stride {STRIDE}", **figures}
 
 
@@ -82,10 +84,10 @@ def _define(x: np.ndarray, w: np.ndarray, d_out: np.ndarray, groups: int) -> lis
     d_groups = d_out.reshape(images, groups, channels // groups, count, count)
     for i, j in np.ndindex(TAPS, TAPS):
         places = (..., slice(i, i + STRIDE * count - 1, STRIDE), slice(j, j + STRIDE * count - 1, STRIDE))
-        seen = padded[places].reshape(d_groups.shape)
+        window = padded[places].reshape(d_groups.shape)
         tap = w_groups[..., i, j]
-        out += np.einsum("ngcyx,goc->ngoyx", seen, tap).reshape(out.shape)
+        out += np.einsum("ngcyx,goc->ngoyx", window, tap).reshape(out.shape)
         d_padded[places] += np.einsum("ngoyx,goc->ngcyx", d_groups, tap).reshape(out.shape)
-        d_w[:, :, i, j] = np.einsum("ngoyx,ngcyx->goc", d_groups, seen).reshape(channels, -1)
+        d_w[:, :, i, j] = np.einsum("ngoyx,ngcyx->goc", d_groups, window).reshape(channels, -1)
     inner = slice(PADDING, -PADDING)
     return [out, d_padded[..., inner, inner], d_w]

@@ -41,7 +41,7 @@ def full_check(
     folder: Path = Path(),
     only: Callable[[Case], bool] = lambda case: True,
 ) -> FullCheck:
-    """Run every part; one that fails is stored with its error, and the others continue.
+    """Run every part; a failing part is stored with its error, and the check continues.
 
     Args:
         version: Panax's version.
@@ -73,7 +73,7 @@ def check_single_process() -> None:
     """Check that this process is alone.
 
     Raises:
-        RecipeError: It is one of several.
+        RecipeError: This process is one of several.
     """
     if jax.process_count() > 1:
         raise RecipeError(

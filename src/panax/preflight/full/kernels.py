@@ -67,8 +67,8 @@ def _undefined(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 
 
 def check_grouped(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """Check a kernel for "grouped matmul": rows times their groups' matrices, those transposed, and the sums
-    over rows."""
+    """Check a kernel for "grouped matmul": rows times their groups' matrices, rows times the transposed
+    matrices, and the sums over rows."""
     target, count, width = local_target(), 8, sizes.width
     # A group without rows, one with a single row, one with most of them.
     shares = [0, 1, sizes.rows // 2, sizes.rows // 16, 3, sizes.rows // 8]
@@ -137,9 +137,9 @@ def check_row_sums(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     """Check a kernel for "row sums"."""
     select_supported(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], local_target())
     x = _rounded(np.random.default_rng(0).normal(size=(sizes.rows, sizes.width)), dtype)
-    found, figures = run_kernel(kernel, kernel.run or sum_rows, (x,), dtype, named=_named(kernel))
+    results, figures = run_kernel(kernel, kernel.run or sum_rows, (x,), dtype, named=_named(kernel))
     wide = np.asarray(x, np.float64)
-    share = worst_error_share(("sum",), found, [wide.sum(0)], [_allowed(np.abs(wide).sum(0), sizes.rows)])
+    share = worst_error_share(("sum",), results, [wide.sum(0)], [_allowed(np.abs(wide).sum(0), sizes.rows)])
     return {"of the allowed error": f"{share:.0%}", **figures}
 
 
@@ -149,25 +149,25 @@ def check_wall(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
         raise CaseSkipped("XLA has no wall, so that there is nothing to run")
     select_supported(kernel, [MatmulCase(dtype=dtype, large=True, local=True)], local_target())
     x = _rounded(np.random.default_rng(0).normal(size=(sizes.rows, sizes.width)), dtype)
-    found, figures = run_kernel(kernel, kernel.run, (x,), dtype)
-    worst_error_share(("value",), found, [np.asarray(x, np.float32)], [0.0])
+    results, figures = run_kernel(kernel, kernel.run, (x,), dtype)
+    worst_error_share(("value",), results, [np.asarray(x, np.float32)], [0.0])
     return {"of the allowed error": "bitwise", **figures}
 
 
 def check_codes(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
-    """Check a kernel for "codes and rest": no value is further from its decoded one than half a step, and
-    nothing is lost."""
+    """Check a kernel for "codes and rest": each value is at most half a step from its decoded code, and decoded
+    value and residual add up to it."""
     if dtype != "float32":
         raise CaseSkipped("gradients are added up in float32")
     select_supported(kernel, [ResidualCase(INT8, 256)], local_target())
-    x, owed = np.random.default_rng(0).normal(size=(2, sizes.rows, 256)).astype(np.float32)
+    x, residual = np.random.default_rng(0).normal(size=(2, sizes.rows, 256)).astype(np.float32)
 
-    def run(x: Any, owed: Any) -> tuple[Any, ...]:
-        codes, rest = kernel.run(x, owed, INT8)
+    def run(x: Any, residual: Any) -> tuple[Any, ...]:
+        codes, rest = kernel.run(x, residual, INT8)
         return codes.dequantize(jnp.float32) + rest, rest
 
-    results, figures = run_kernel(kernel, run, (x, owed), dtype)
-    total = x.astype(np.float64) + owed
+    results, figures = run_kernel(kernel, run, (x, residual), dtype)
+    total = x.astype(np.float64) + residual
     steps = np.abs(total).max(1, keepdims=True) / 127
     allowed = [np.abs(total).max() * 4 * _ROUNDING, 0.5001 * steps]
     share = worst_error_share(("codes and rest", "rest"), results, [total, np.zeros_like(total)], allowed)

@@ -34,13 +34,13 @@ MIXTURE = dataclasses.replace(CONFIG, feed_forward=MoE(experts=4, active=2, ffn=
 
 def layout_cases() -> list[Case]:
     """Return one part for each layout of a dense decoder and of a mixture of experts."""
-    found = []
+    cases = []
     for name, config, layouts in (("dense", CONFIG, LAYOUTS), ("mixture", MIXTURE, MIXTURE_LAYOUTS)):
         comparison = functools.cache(functools.partial(_comparison, DecoderTask(model=config)))
         for sizes in layouts:
             run = functools.partial(_compared if sizes else _alone, comparison, sizes)
-            found.append(Case("layout", f"{name}, {layout_name(sizes) or 'one device'}", run))
-    return found
+            cases.append(Case("layout", f"{name}, {layout_name(sizes) or 'one device'}", run))
+    return cases
 
 
 def batch() -> dict[str, np.ndarray]:

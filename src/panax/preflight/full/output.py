@@ -26,7 +26,7 @@ def part_lines(result: FullCheck) -> list[str]:
             if part.outcome is outcome:
                 reasons.setdefault(part.why, []).append(part)
         if reasons:
-            lines += ["", title, *(line for why, parts in reasons.items() for line in _with_reason(why, parts))]
+            lines += ["", title, *(line for reason, parts in reasons.items() for line in _with_reason(reason, parts))]
     return lines
 
 
@@ -34,8 +34,8 @@ def _took(part: CheckResult) -> str:
     return "" if part.outcome is CheckOutcome.LEFT_OUT else format_elapsed(part.seconds)
 
 
-def _with_reason(why: str, parts: Sequence[CheckResult]) -> Iterator[str]:
-    first, *rest = why.splitlines() or [""]
+def _with_reason(reason: str, parts: Sequence[CheckResult]) -> Iterator[str]:
+    first, *rest = reason.splitlines() or [""]
     yield f"  {'; '.join(f'{part.group}: {part.name}' for part in parts)}"
     yield f"           {first}"
     if rest:
@@ -43,10 +43,10 @@ def _with_reason(why: str, parts: Sequence[CheckResult]) -> Iterator[str]:
 
 
 def format_markdown(result: FullCheck, checked: Sequence[str], command: str = "panax check --full") -> str:
-    """Format the whole as a page.
+    """Format the result as a Markdown page.
 
     Args:
-        checked: Lines of the usual check: figures and findings.
+        checked: Lines of the pre-flight check: figures and findings.
         command: The command that was run.
     """
     device = f"{result.platform}, {result.chip}"
@@ -65,12 +65,12 @@ def format_markdown(result: FullCheck, checked: Sequence[str], command: str = "p
         "|---|---|---|---|---|",
     ]
     for part in result.parts:
-        said = "; ".join(f"{name}: {value}" for name, value in part.figures.items())
+        figures = "; ".join(f"{name}: {value}" for name, value in part.figures.items())
         if part.outcome is CheckOutcome.LEFT_OUT:
-            said = part.why
+            figures = part.why
         elif part.outcome is CheckOutcome.FAILED:
-            said = "see below"
-        cells = (part.group, part.name, part.outcome.value, _took(part), said)
+            figures = "see below"
+        cells = (part.group, part.name, part.outcome.value, _took(part), figures)
         lines.append(f"| {' | '.join(map(_cell, cells))} |")
     if result.failed:
         lines += ["", "## What failed"]
@@ -108,7 +108,7 @@ def write_result(path: Path, text: str) -> None:
     """Write a page to a file that must be new.
 
     Raises:
-        RecipeError: It exists, or can't be written.
+        RecipeError: The file exists, or can't be written.
     """
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -128,7 +128,7 @@ def _cell(text: str) -> str:
 
 
 def _block(text: str) -> list[str]:
-    """Return a block of code with a fence longer than any in it."""
+    """Return a Markdown code block with a fence longer than any in the text."""
     fence = "```"
     while fence in text:
         fence += "`"

@@ -68,7 +68,7 @@ class FullCheck:
 
     Attributes:
         day: The day on which it began, YYYY-MM-DD.
-        platform: JAX's name of it: "cpu", "gpu", "tpu" or a plug-in's.
+        platform: JAX's name of the platform: "cpu", "gpu", "tpu" or a plug-in's.
         chip: Name of the device.
         facts: Hardware and versions: name to value.
         seconds: Duration of the whole check.

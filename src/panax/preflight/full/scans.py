@@ -25,7 +25,7 @@ four roundings of 2**-8."""
 
 
 def scan_cases(sizes: Sizes) -> list[Case]:
-    """Return a part for each of them in each dtype."""
+    """Return one part for each of these computations in each dtype."""
     found = []
     for name, check in (("cross-entropy, chunked", check_cross_entropy), ("state-space scan, chunked", check_scan)):
         for dtype in ("float32", "bfloat16"):
@@ -49,21 +49,21 @@ def check_cross_entropy(dtype: str, sizes: Sizes) -> Figures:
     def whole(x: Any, head: Any, targets: Any, mask: Any) -> Any:
         logits = jnp.einsum("te,ve->tv", x, head)
         total = jax.nn.logsumexp(logits, axis=-1)
-        wanted = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
-        return (mask * (total - wanted + jnp.float32(1e-3) * total * total)).sum()
+        expected = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
+        return (mask * (total - expected + jnp.float32(1e-3) * total * total)).sum()
 
     kernel = Kernel(work="cross-entropy", name="chunked", run=chunked)
-    made, figures = run_kernel(kernel, jax.value_and_grad(chunked, (0, 1)), (x, head, targets, mask), dtype)
+    results, figures = run_kernel(kernel, jax.value_and_grad(chunked, (0, 1)), (x, head, targets, mask), dtype)
     with evaluate_definition():
         wide = (np.asarray(x, np.float32), np.asarray(head, np.float32), targets, mask)
         loss, gradients = jax.jit(jax.value_and_grad(whole, (0, 1)))(*wide)
-    wanted = [np.asarray(each) for each in (loss, *gradients)]
+    expected = [np.asarray(each) for each in (loss, *gradients)]
     # As for attention: sums of as many products as an entry has terms, or in 16 bits the roundings of factors
     # and result.
     terms = max(embed, sizes.rows, vocab)
     units = 4 * math.sqrt(terms) if dtype == "float32" else 4
-    allowed = [units * float(jnp.finfo(dtype).eps) * float(np.abs(each).max()) for each in wanted]
-    share = worst_error_share(("loss", "gradient by x", "gradient by the head"), made, wanted, allowed)
+    allowed = [units * float(jnp.finfo(dtype).eps) * float(np.abs(each).max()) for each in expected]
+    share = worst_error_share(("loss", "gradient by x", "gradient by the head"), results, expected, allowed)
     return {"of the allowed error": f"{share:.0%}", **figures}
 
 
@@ -100,9 +100,9 @@ def check_scan(dtype: str, sizes: Sizes) -> Figures:
     results, figures = run_kernel(kernel, chunked, (*arrays, segments, d_out), dtype)
     with evaluate_definition():
         wide = [np.asarray(each, np.float32) for each in arrays]
-        wanted = [np.asarray(x) for x in jax.jit(stepwise)(*wide, segments, np.asarray(d_out, np.float32))]
-    distances = [np.asarray(np.linalg.norm(left - right)) for left, right in zip(results, wanted)]
-    allowed = [SCAN_TOLERANCE[dtype] * float(np.linalg.norm(each)) for each in wanted]
+        expected = [np.asarray(x) for x in jax.jit(stepwise)(*wide, segments, np.asarray(d_out, np.float32))]
+    distances = [np.asarray(np.linalg.norm(left - right)) for left, right in zip(results, expected)]
+    allowed = [SCAN_TOLERANCE[dtype] * float(np.linalg.norm(each)) for each in expected]
     names = ["the output's norm", *(f"the norm of the gradient by {name}" for name in ("x", "dt", "a", "b", "c"))]
     share = worst_error_share(names, distances, [np.zeros(())] * len(names), allowed)
     return {"of the allowed error": f"{share:.0%}", **figures}

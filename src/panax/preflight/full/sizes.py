@@ -20,7 +20,7 @@ class Sizes:
         width: Width of those matrices.
         saved: Model with a state that is saved and restored.
         trained: The model of the benchmark; its `num_layers` are the maximum.
-        trained_as: Its name.
+        trained_as: Name of the model `trained`.
         tokens: Tokens in a row of the benchmark.
         rows_per_device: Rows of the benchmark's batch on each device.
         steps: Number of steps that are timed.

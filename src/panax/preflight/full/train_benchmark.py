@@ -39,7 +39,7 @@ MIN_LAYERS_KEPT = 0.85
 
 
 def training_cases(sizes: Sizes, folder: Path) -> list[Case]:
-    """Return the checkpoint, written to a folder below this one that is removed again, and the benchmark."""
+    """Return two parts: the checkpoint, which writes to a temporary folder inside `folder`, and the benchmark."""
     return [
         Case("checkpoint", "save, train on, restore", lambda: check_checkpoint(sizes, folder)),
         Case("benchmark", sizes.trained_as, lambda: benchmark(sizes)),
@@ -54,8 +54,8 @@ def check_checkpoint(sizes: Sizes, folder: Path) -> Figures:
     """
     step, batch = _step(sizes.saved, "float32", 2, 64, steps=2)
     state, _ = step(step.init(0), step.put(batch))
-    wanted = _words(state)
-    size = sum(leaf.nbytes for leaf in wanted.values())
+    saved_leaves = _words(state)
+    size = sum(leaf.nbytes for leaf in saved_leaves.values())
     free = shutil.disk_usage(folder).free
     if free < 2 * size:
         raise CaseSkipped(f"the state takes {size / 2**20:,.0f} MiB, and {folder} has {free / 2**20:,.0f} MiB free")
@@ -75,9 +75,11 @@ def check_checkpoint(sizes: Sizes, folder: Path) -> Figures:
         again = jax.block_until_ready(restore(checkpointer.open(1), abstract, step.shardings))
         read = time.perf_counter() - start
     restored = _words(again)
-    odd = [name for name, leaf in wanted.items() if not np.array_equal(leaf, restored[name])]
+    odd = [name for name, leaf in saved_leaves.items() if not np.array_equal(leaf, restored[name])]
     if odd:
-        raise ResultMismatch(f"{len(odd)} of {len(wanted)} arrays are not bitwise what was saved, such as {odd[0]}")
+        raise ResultMismatch(
+            f"{len(odd)} of {len(saved_leaves)} arrays are not bitwise what was saved, such as {odd[0]}"
+        )
     return {
         "size": f"{size / 2**20:,.0f} MiB",
         "copied to the host": f"{format_elapsed(copied)} ({format_rate(size / copied)})",
@@ -120,23 +122,23 @@ def benchmark(sizes: Sizes) -> Figures:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryModel:
-    """Memory of a step on each device, in bytes, as its compiler plans it for a few layers; further layers
-    take as much each.
+    """Memory of a step on each device, in bytes, extrapolated linearly from the compiler's plans for a few
+    layers.
 
     Attributes:
-        without: Memory without layers: embedding, head, and the temporary gradient of one layer.
-        each: Memory of a layer.
+        fixed: Memory without layers: embedding, head, and the temporary gradient of one layer.
+        per_layer: Memory of a layer.
     """
 
-    without: float
-    each: float
+    fixed: float
+    per_layer: float
 
     @classmethod
     def of(cls, sizes: Sizes, dtype: str, rows: int) -> "MemoryModel":
         """Compile steps of few layers.
 
         Raises:
-            ProgramTooLargeError: The compiler finds that even these don't fit.
+            ProgramTooLargeError: The compiler finds that even a few layers don't fit.
         """
         few, more = FEW_LAYERS
         bytes_of = {}
@@ -147,18 +149,19 @@ class MemoryModel:
         return cls(bytes_of[few] - few * each, each)
 
     def bytes_of(self, layers: int) -> float:
-        return self.without + layers * self.each
+        return self.fixed + layers * self.per_layer
 
 
-def find_largest(most: int, fits: Callable[[int], bool]) -> int:
-    """Find the largest number up to `most` that fits, if all below it do; 0 if none does.
+def find_largest(maximum: int, fits: Callable[[int], bool]) -> int:
+    """Find the largest number up to `maximum` that fits, given that all smaller numbers fit too; 0 if none
+    fits.
 
     >>> find_largest(32, lambda count: count <= 11), find_largest(4, lambda count: True), find_largest(4, lambda count: False)
     (11, 4, 0)
     """
-    low, high = 0, most + 1
-    if fits(most):
-        return most
+    low, high = 0, maximum + 1
+    if fits(maximum):
+        return maximum
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

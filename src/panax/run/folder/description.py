@@ -24,7 +24,7 @@ def serialize_config(value: Any) -> Any:
     JSON can't represent.
 
     Raises:
-        RecipeError: It contains text that is not UTF-8.
+        RecipeError: A value contains text that is not UTF-8.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         saved = [field.name for field in dataclasses.fields(value) if field.metadata.get("saved", True)]
@@ -63,7 +63,7 @@ def deserialize_task(text: str, where: str) -> Task:
     """Build the task that a checkpoint's description names.
 
     Raises:
-        CheckpointError: It names a class or a field that this Panax can't build from a file.
+        CheckpointError: The description names a class or a field that this Panax can't build from a file.
     """
     try:
         described = with_present_names(json_reader.parse(text, constants=True))
@@ -90,7 +90,7 @@ def deserialize_config(value: Any, where: str, classes: Mapping[str, type]) -> A
     """Build the value of a description, from these classes alone.
 
     Raises:
-        CheckpointError: It names another class, or a field that this Panax can't build.
+        CheckpointError: The description names another class, or a field that this Panax can't build.
     """
     return _build(with_present_names(value), where, classes.get, lambda: list(classes))
 

@@ -1,8 +1,8 @@
-"""Short descriptions of values that JSON can't represent: their type, and a digest of the parts that decide
-how a run goes.
+"""Short descriptions of values that JSON can't represent: their type, and a digest of the parts that affect a
+run.
 
-Without it, values inside an optax transformation, or arrays that are trained on, would look the same for
-every run.
+Without the digest, values inside an optax transformation, or arrays that are trained on, would look the same
+for every run.
 """
 
 import types

@@ -82,7 +82,7 @@ def check_same_run(experiment: Experiment, checkpoint: Checkpoint, *, accept_cha
     """Check that a checkpoint is of the run that the experiment describes, and report any changes.
 
     Raises:
-        CheckpointError: It is of another run, and changes are not accepted; or there is nothing left to
+        CheckpointError: The checkpoint is of another run, and changes are not accepted; or no step is left to
             train.
     """
     step = checkpoint.manifest.step
@@ -203,11 +203,11 @@ def _same_kind(before: Any, value: Any) -> bool:
 
 
 def archive_run(experiment: Experiment, say: LogFn) -> None:
-    """Move what an earlier run left into `before-1` (or the next free number) inside the same folder; other
+    """Move the files of an earlier run into `before-1` (or the next free number) inside the same folder; other
     files stay.
 
     Raises:
-        CheckpointError: It is in an object store, where nothing can be moved; or it can't be moved.
+        CheckpointError: The run is in an object store, where files can't be moved; or a file can't be moved.
     """
     folder = Path(experiment.folder)
     where = experiment.checkpoint.directory

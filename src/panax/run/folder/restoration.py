@@ -25,7 +25,7 @@ AVERAGED, OWED, REPLICAS, DELAYED, PARTS = "averaged.", "owed.", "replicas.", "d
 def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
     """Restore the checkpoint's state.
 
-    If its setting has changed, an average of the parameters starts here, or is dropped. Residuals of
+    An average of the parameters starts here, or is dropped, if the setting for it has changed. Residuals of
     compressed gradient sums are resharded for the current replicas, if any still compress. A gradient that is
     one step late is dropped if another number of replicas held it. The state of a user's part of the step begins here, or is
     dropped, with the part.
@@ -37,38 +37,40 @@ def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> 
     abstract, stored = program.abstract, checkpoint.manifest.arrays
     had_replicas = any(name.startswith(REPLICAS) for name in stored)
     if abstract.replicas is not None and not had_replicas:
-        return _parted(prepared, checkpoint, say)
-    if (abstract.replicas is not None) != had_replicas or _moved(abstract, stored):
-        return _apart_again(prepared, checkpoint, say)
+        return _split_into_replicas(prepared, checkpoint, say)
+    if (abstract.replicas is not None) != had_replicas or _replicas_differ(abstract, stored):
+        return _restart_replicas(prepared, checkpoint, say)
     late = {DELAYED + name: tuple(leaf.shape) for name, leaf in named_leaves(abstract.delayed).items()}
     had_late = {name: tuple(entry.shape) for name, entry in stored.items() if name.startswith(DELAYED)}
     averages, had_averages = abstract.averaged is not None, any(name.startswith(AVERAGED) for name in stored)
-    owed = {name: tuple(leaf.shape) for name, leaf in (abstract.owed or {}).items()}
-    had_owed = {name.removeprefix(OWED): tuple(entry.shape) for name, entry in stored.items() if name.startswith(OWED)}
+    residuals = {name: tuple(leaf.shape) for name, leaf in (abstract.owed or {}).items()}
+    had_residuals = {
+        name.removeprefix(OWED): tuple(entry.shape) for name, entry in stored.items() if name.startswith(OWED)
+    }
     parts, had_parts = set(abstract.parts or {}), {name.split(".")[1] for name in stored if name.startswith(PARTS)}
-    if averages == had_averages and owed == had_owed and late == had_late and parts == had_parts:
+    if averages == had_averages and residuals == had_residuals and late == had_late and parts == had_parts:
         return restore(checkpoint, abstract, places)
-    asked = (abstract, places)
+    requested = (abstract, places)
     if averages != had_averages:
-        asked = tuple(_replaced(tree, "averaged", None) for tree in asked)
-    if owed != had_owed:
-        asked = tuple(map(_replaced, asked, ("owed", "owed"), _as_stored(prepared, had_owed)))
+        requested = tuple(_replaced(tree, "averaged", None) for tree in requested)
+    if residuals != had_residuals:
+        requested = tuple(map(_replaced, requested, ("owed", "owed"), _stored_residual_specs(prepared, had_residuals)))
     if late != had_late:
-        asked = tuple(_replaced(tree, "delayed", None) for tree in asked)
+        requested = tuple(_replaced(tree, "delayed", None) for tree in requested)
     if parts != had_parts:
-        asked = tuple(_replaced(tree, "parts", _only(tree.parts, had_parts)) for tree in asked)
+        requested = tuple(_replaced(tree, "parts", _only(tree.parts, had_parts)) for tree in requested)
     lost = bool(had_late) and late != had_late
     left_out = (
         lost
         or bool(had_parts - parts)
         or (had_averages and not averages)
-        or bool(had_owed.keys() - (asked[0].owed or {}).keys())
+        or bool(had_residuals.keys() - (requested[0].owed or {}).keys())
     )
-    state = restore(checkpoint, *asked, part=left_out)
+    state = restore(checkpoint, *requested, part=left_out)
     if late != had_late:
         if lost:
             say("the last batch's gradient, which would come one step late, is dropped")
-        state = _none_late(prepared, state)
+        state = _zero_delayed(prepared, state)
     if had_averages and not averages:
         say("the checkpoint's averaged parameters are dropped: step.ema_decay is now None")
     elif averages and not had_averages:
@@ -76,7 +78,7 @@ def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> 
         state = restart_averaging(prepared, state)
     if parts != had_parts:
         state = _with_own_parts(prepared, state, had_parts, say)
-    return state if owed == had_owed else _owing(prepared, state, had_owed, say)
+    return state if residuals == had_residuals else _reshard_residuals(prepared, state, had_residuals, say)
 
 
 def _only(states: Mapping[str, Any] | None, names: set[str]) -> dict[str, Any] | None:
@@ -111,22 +113,24 @@ def restart_averaging(prepared: PreparedRun, state: TrainState) -> TrainState:
     return dataclasses.replace(state, averaged=jax.jit(init_averages, out_shardings=places)(free))
 
 
-def _none_late(prepared: PreparedRun, state: TrainState) -> TrainState:
+def _zero_delayed(prepared: PreparedRun, state: TrainState) -> TrainState:
     """Set the late gradient to zeros, if the run has one."""
-    wanted, places = prepared.step.program.abstract.delayed, prepared.step.shardings.delayed
-    if wanted is None:
+    abstract, places = prepared.step.program.abstract.delayed, prepared.step.shardings.delayed
+    if abstract is None:
         return state
-    zeros = jax.jit(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), wanted), out_shardings=places)
+    zeros = jax.jit(
+        lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract), out_shardings=places
+    )
     return dataclasses.replace(state, delayed=zeros())
 
 
-def _moved(abstract: TrainState, stored: Mapping[str, Any]) -> bool:
+def _replicas_differ(abstract: TrainState, stored: Mapping[str, Any]) -> bool:
     """Return True if the replicas differ from those of the checkpoint."""
     leaves = named_leaves({"replicas": abstract.replicas})
     return any(tuple(stored[name].shape) != tuple(leaf.shape) for name, leaf in leaves.items() if name in stored)
 
 
-def _parted(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
+def _split_into_replicas(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
     """Restore a state of replicas that start local steps from shared parameters and optimizer state."""
     step = prepared.step
     program = step.program
@@ -136,9 +140,9 @@ def _parted(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainS
     axes = [leaf_axes[1:] for _, _, leaf_axes in pair_axes(each, program.axes.optimizer_state)]
     lies = step.placement.storage_shardings(shared, jax.tree.structure(each).unflatten(axes))
     parts = ("step", "params", "model_state", "key", "guard")
-    wanted = {part: getattr(program.abstract, part) for part in parts} | {"optimizer_state": shared}
+    abstract = {part: getattr(program.abstract, part) for part in parts} | {"optimizer_state": shared}
     places = {part: getattr(step.shardings, part) for part in parts} | {"optimizer_state": lies}
-    restored_parts = restore(checkpoint, wanted, places, part=True)
+    restored_parts = restore(checkpoint, abstract, places, part=True)
     say("replicas begin to take local steps, each with the parameters and the optimizer's state of the checkpoint")
 
     def begun(restored_parts: dict[str, Any]) -> TrainState:
@@ -156,12 +160,12 @@ def _parted(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainS
     return jax.jit(begun, out_shardings=step.shardings)(restored_parts)
 
 
-def _apart_again(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
+def _restart_replicas(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> TrainState:
     """Restore the parameters that a checkpoint's replicas last agreed on, with a fresh optimizer state."""
     step = prepared.step
     parts = ("step", "params", "model_state", "key")
-    wanted = {part: getattr(step.program.abstract, part) for part in parts}
-    restored_parts = restore(checkpoint, wanted, {part: getattr(step.shardings, part) for part in parts}, part=True)
+    abstract = {part: getattr(step.program.abstract, part) for part in parts}
+    restored_parts = restore(checkpoint, abstract, {part: getattr(step.shardings, part) for part in parts}, part=True)
     if step.program.abstract.replicas is None:
         say(
             "the progress of replicas since they last agreed is dropped, with the optimizer's state: the run now has "
@@ -179,35 +183,40 @@ def _apart_again(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> T
     return jax.jit(begun, out_shardings=step.shardings)(restored_parts)
 
 
-def _as_stored(prepared: PreparedRun, had: dict[str, tuple[int, ...]]) -> tuple[Any, Any]:
-    """Return (shapes, shardings) of a checkpoint's residuals of parameters compressed now; None without
-    any."""
+def _stored_residual_specs(prepared: PreparedRun, had: dict[str, tuple[int, ...]]) -> tuple[Any, Any]:
+    """Return (shapes, shardings) of a checkpoint's residuals for the parameters that this run compresses; None
+    without any."""
     step = prepared.step
     axes = step.program.axes.owed
-    asked = {name: shape for name, shape in had.items() if name in (axes or {})}
-    if not asked or not isinstance(step, CompiledStep):
+    stored_shapes = {name: shape for name, shape in had.items() if name in (axes or {})}
+    if not stored_shapes or not isinstance(step, CompiledStep):
         return None, None
-    param_axes = {name: axes[name][len(step.program.comms.over) :] for name in asked} if axes else {}
-    shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in asked.items()}
+    param_axes = {name: axes[name][len(step.program.comms.over) :] for name in stored_shapes} if axes else {}
+    shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in stored_shapes.items()}
     # As many arrays as there were replicas, unsharded along these dimensions, since they may not divide now.
-    lies = {name: (*(None,) * (len(shape) - len(param_axes[name])), *param_axes[name]) for name, shape in asked.items()}
-    return shapes, step.placement.storage_shardings(shapes, lies)
+    residual_axes = {
+        name: (*(None,) * (len(shape) - len(param_axes[name])), *param_axes[name])
+        for name, shape in stored_shapes.items()
+    }
+    return shapes, step.placement.storage_shardings(shapes, residual_axes)
 
 
-def _owing(prepared: PreparedRun, state: TrainState, had: dict[str, tuple[int, ...]], say: LogFn) -> TrainState:
+def _reshard_residuals(
+    prepared: PreparedRun, state: TrainState, had: dict[str, tuple[int, ...]], say: LogFn
+) -> TrainState:
     step, over = prepared.step, prepared.step.program.comms.over
-    wanted = step.program.abstract.owed
-    if wanted is None:
+    abstract = step.program.abstract.owed
+    if abstract is None:
         say("the residuals of compressed gradient sums are dropped: the run now compresses none")
         return dataclasses.replace(state, owed=None)
     say("the residuals of compressed gradient sums pass on to the current replicas")
 
-    def passing(owed: Any) -> dict[str, jax.Array]:
+    def passing(residuals: Any) -> dict[str, jax.Array]:
         return {
-            name: reshard_residual(owed[name], len(leaf.shape) - len(over), leaf.shape[: len(over)])
-            if name in owed
+            name: reshard_residual(residuals[name], len(leaf.shape) - len(over), leaf.shape[: len(over)])
+            if name in residuals
             else jnp.zeros(leaf.shape, leaf.dtype)
-            for name, leaf in wanted.items()
+            for name, leaf in abstract.items()
         }
 
     return dataclasses.replace(state, owed=jax.jit(passing, out_shardings=step.shardings.owed)(state.owed or {}))

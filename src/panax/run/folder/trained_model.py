@@ -65,7 +65,7 @@ class LoadedModel:
         """Generate text after `prompt` with the model; settings as for `panax.run.generate_text`.
 
         Raises:
-            RecipeError: It is not a text model with its tokenizer, or a setting is out of range.
+            RecipeError: The model is not a text model with a tokenizer, or a setting is out of range.
         """
         return generate_text(TextModel(self.task, self.params, self.state, self.tokenizer), prompt, **settings)
 
@@ -101,7 +101,7 @@ def load_model(where: str | Path, say: LogFn = _warned, *, newest: bool = False)
     Args:
         where: A run's folder, or a checkpoint's own folder or address.
         say: Called with a line for each damaged checkpoint; by default it is a warning.
-        newest: Take the newest undamaged one instead of the best.
+        newest: Read the newest undamaged checkpoint instead of the best.
 
     Raises:
         CheckpointError: There is no checkpoint, all are damaged, or it is of a model that can't be built from
@@ -122,7 +122,7 @@ def read_model(checkpoint: Checkpoint) -> LoadedModel:
     """Read the model of this checkpoint.
 
     Raises:
-        CheckpointError: It is damaged, or of a model that can't be built from a file.
+        CheckpointError: The checkpoint is damaged, or of a model that can't be built from a file.
     """
     description = checkpoint.attachment(MODEL)
     if description is None:
@@ -208,13 +208,13 @@ def read_weights(
     def widened(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, average_dtype(leaf.dtype))
 
-    wanted = {
+    abstract = {
         "params": pick(params, False),
         AVERAGED: jax.tree.map(widened, pick(params, True)),
         "model_state": model_state,
     }
     places = {"params": pick(param_places, False), AVERAGED: pick(param_places, True), "model_state": state_places}
-    restored_parts = restore(checkpoint, wanted, places, part=True)
+    restored_parts = restore(checkpoint, abstract, places, part=True)
 
     def chosen(average: Any, leaf: Any, plain: Any) -> Any:
         return plain if average is None else average.astype(leaf.dtype)

@@ -22,9 +22,9 @@ class BestEvaluation:
     step: int
 
     @classmethod
-    def of(cls, kept: Any) -> "BestEvaluation | None":
+    def of(cls, saved: Any) -> "BestEvaluation | None":
         """Read the value in a checkpoint; None if it is of an earlier version, or of another form."""
-        loss, step = (kept.get("loss"), kept.get("step")) if isinstance(kept, Mapping) else (None, None)
+        loss, step = (saved.get("loss"), saved.get("step")) if isinstance(saved, Mapping) else (None, None)
         if not isinstance(loss, int | float) or not math.isfinite(loss) or not isinstance(step, int):
             return None
         return cls(float(loss), step)
@@ -44,9 +44,10 @@ class CheckpointSchedule:
         hook_state: Called before each save: returns the state of the run's hooks for the checkpoint.
         data_progress: Called before each save: returns the record of skipped batches for a checkpoint of a step.
         rollback_step: The step to which the run may soon roll back; None if the last update was applied.
-        verified_step: The step to which it rolls back from a corrupted one; None if steps are not checked.
+        verified_step: The step to which the run rolls back from a corrupted step; None if steps are not
+            checked.
         best: The best evaluation so far; None before the first.
-        best_is_saved: True if a save of that step was started.
+        best_is_saved: True if a save of the best evaluation's step was started.
     """
 
     config: CheckpointConfig
@@ -81,15 +82,15 @@ class CheckpointSchedule:
         if self.best is None or self.best_is_saved or not self.config.keep_best:
             return None
         if not self.config.every:
-            why = "checkpoint.every=0 saves at the end alone: set it to 1 or more to keep the best evaluation"
+            reason = "checkpoint.every=0 saves at the end alone: set it to 1 or more to keep the best evaluation"
         else:
-            why = f"its save was skipped or has failed (checkpoint.when_busy={self.config.when_busy!r})"
-        return f"warning: the best evaluation, loss {self.best.loss:.4g} at step {self.best.step}, has no checkpoint: {why}"
+            reason = f"its save was skipped or has failed (checkpoint.when_busy={self.config.when_busy!r})"
+        return f"warning: the best evaluation, loss {self.best.loss:.4g} at step {self.best.step}, has no checkpoint: {reason}"
 
-    def is_due(self, number: int, *, asked: bool = False) -> bool:
+    def is_due(self, number: int, *, requested: bool = False) -> bool:
         """Return True if anything is to be saved after step `number`."""
         copies = self.memory is not None and is_step_due(self.config.memory.every, number)
-        return asked or copies or is_step_due(self.config.every, number)
+        return requested or copies or is_step_due(self.config.every, number)
 
     def after_step(
         self,
@@ -98,10 +99,10 @@ class CheckpointSchedule:
         position: Position | None,
         evaluation: Mapping[str, float],
         *,
-        asked: bool = False,
+        requested: bool = False,
     ) -> None:
-        """Save if it is due or `asked`; the last step's checkpoint is left to `at_end`."""
-        if asked or is_step_due(self.config.every, number):
+        """Save if a save is due or `requested`; the last step's checkpoint is left to `at_end`."""
+        if requested or is_step_due(self.config.every, number):
             self._save(state, number, position, evaluation, must=False)
         # A copy replaces the one before, which a rollback may need; the state has not changed since.
         if self.memory is not None and is_step_due(self.config.memory.every, number) and self.rollback_step is None:
@@ -111,7 +112,7 @@ class CheckpointSchedule:
         """Save the last state, unless the store has it, wait until it is committed, and return its address.
 
         Raises:
-            CheckpointError: It could not be saved.
+            CheckpointError: The state could not be saved.
         """
         if self.stored_step != number:
             self._save(state, number, position, evaluation, must=True)

@@ -37,7 +37,8 @@ class FallbackLayout:
 
     Attributes:
         mesh: Mesh axis to size.
-        micro_batches: Enough that a device holds at most as many rows at one time as in the whole run.
+        micro_batches: Number of micro-batches, enough that a device holds at most as many rows at one time as
+            in the whole run.
         pad_rows: True if the batch has to be padded with rows of weight zero.
     """
 
@@ -84,7 +85,7 @@ def fallback_layouts(
         filled = math.ceil(rows / (parts * layout.micro_batches)) * parts * layout.micro_batches
         if layout.pad_rows and not may_pad:
             continue
-        if find_problem(_of_rows(needs, filled, layout.micro_batches), rules, mesh) is None:
+        if find_problem(_with_rows(needs, filled, layout.micro_batches), rules, mesh) is None:
             candidates.append((filled, layout))
     return [layout for _, layout in sorted(candidates, key=lambda each: _distance(each[1].mesh, full_mesh, each[0]))]
 
@@ -171,7 +172,7 @@ def _is_rows(axis: str | None) -> bool:
     return lookup_axis(axis).role is Role.ROWS
 
 
-def _of_rows(needs: MeshRequirements, rows: int, micro_batches: int) -> MeshRequirements:
+def _with_rows(needs: MeshRequirements, rows: int, micro_batches: int) -> MeshRequirements:
     """Return the requirements with another number of rows in a batch."""
     batch = tuple(
         (name, axes, tuple(rows if _is_rows(axis) else size for axis, size in zip(axes, shape)))

@@ -1,5 +1,5 @@
-"""Probes for slow hosts and links: figures that these would change, measured at steps that all processes
-agree on.
+"""Probes for slow hosts and links: measurements that a slow host or link would change, at steps that all
+processes agree on.
 
 In a synchronous step all processes take equally long, so that each measures only its own work: matrix
 multiplications on its devices while they are idle, and the seconds that its own work between steps takes. All
@@ -100,7 +100,7 @@ class HardwareProbe:
             address=os.environ.get(BIND_VARIABLE, ""),
         )
         if is_process_zero():
-            step.when_traced = self._tell_collectives
+            step.when_traced = self._report_collectives
 
     def after_step(self, step: int) -> None:
         """Count a step that was dispatched; probe if it is time. Every process of the job calls it."""
@@ -126,15 +126,16 @@ class HardwareProbe:
         """Compile the programs of a probe."""
         self._matrix = MatrixProbe()
         hosts = gather_texts(socket.gethostname())
-        told = ""
+        uses_text = ""
         if is_process_zero():
             profile, name = self._profile(hosts)
             uses = axis_uses(self._mesh, profile)
-            told = json.dumps([dataclasses.asdict(use) for use in uses])
+            uses_text = json.dumps([dataclasses.asdict(use) for use in uses])
             if profile is not None:
-                _tell_profile(profile, name, uses)
+                _report_profile(profile, name, uses)
         self._axes = [
-            AxisProbe(self._mesh, AxisUse(**use)) for use in json_reader.parse(broadcast_text(told), constants=True)
+            AxisProbe(self._mesh, AxisUse(**use))
+            for use in json_reader.parse(broadcast_text(uses_text), constants=True)
         ]
         # The first time that all processes meet: compile the programs by which they agree.
         self._agree(False, 1.0)
@@ -143,10 +144,10 @@ class HardwareProbe:
         """Return the newest profile of these hosts in this mesh, and its file's name."""
         sizes = dict(self._mesh.shape.items())
         places = [profile_in(self._prepared.folder), *sorted(profiles_folder().glob("*.json"))]
-        found = newest_profile(self._mesh.devices.flat[0].device_kind, sizes, places)
-        if found is None or not is_same_hosts(found[0], hosts, sizes):
+        newest = newest_profile(self._mesh.devices.flat[0].device_kind, sizes, places)
+        if newest is None or not is_same_hosts(newest[0], hosts, sizes):
             return None, ""
-        return found[0], found[1].name
+        return newest[0], newest[1].name
 
     def _probe(self, step: int, parts: dict[str, float]) -> None:
         assert self._matrix is not None
@@ -192,24 +193,24 @@ class HardwareProbe:
         )
 
     def _burst(self, turn: int) -> float:
-        """Run multiplications in every second turn, between which all processes meet, so that those of one
-        host alternate."""
+        """Run multiplications in every second turn, between which all processes meet, so that processes of one
+        host take turns."""
         assert self._matrix is not None
         return self._matrix() if turn % 2 == jax.process_index() % 2 else math.inf
 
     def _suspects(self, axes: dict[str, float]) -> bool:
         """Return True if a collective took longer than at first."""
-        least = SUSPECT_SECONDS.get(self._mesh.devices.flat[0].platform, _SUSPECT_SECONDS)
+        baseline = SUSPECT_SECONDS.get(self._mesh.devices.flat[0].platform, _SUSPECT_SECONDS)
         for axis, seconds in axes.items():
             usual = statistics.median(self._first[axis][:BASELINE_PROBES])
             expected = next(each.use.expected_seconds for each in self._axes if each.use.axis == axis)
             for reference in (usual, *(() if expected is None else (expected,))):
-                if seconds > max(SUSPECT_FACTOR * reference, reference + least):
+                if seconds > max(SUSPECT_FACTOR * reference, reference + baseline):
                     return True
         return False
 
     def _agree(self, suspects: bool, step_seconds: float) -> tuple[bool, int]:
-        """Return True if any process suspects a link, and the steps until the next probe, by process 0."""
+        """Return (True if any process suspects a link, process 0's number of steps until the next probe)."""
         every = self._every if self._every > 0 else probe_interval(self._costs, self._steps, step_seconds)
         gathered = gather_ints(int(suspects), every)
         return bool(gathered[:, 0].any()), int(gathered[0, 1])
@@ -226,7 +227,7 @@ class HardwareProbe:
             self._compiling = time.perf_counter() - began
         return self._links()
 
-    def _tell_collectives(self, traced: Any) -> None:
+    def _report_collectives(self, traced: Any) -> None:
         """Report the collectives of the step to the supervisor, in case one never ends."""
         assert isinstance(self._prepared.step, CompiledStep)
         collectives = traffic_of_trace(traced, self._prepared.step.placement.sizes)
@@ -252,12 +253,12 @@ class ProbeWindow:
 
     def tick(self) -> None:
         """Record a step that has been dispatched."""
-        now, totals = time.perf_counter(), dict(self._clock.totals)
+        time_now, totals = time.perf_counter(), dict(self._clock.totals)
         parts = {name: seconds - self._before.get(name, 0.0) for name, seconds in totals.items()}
-        parts["step"] = now - self._since
+        parts["step"] = time_now - self._since
         parts["other"] = max(0.0, parts["step"] - sum(parts[name] for name in totals))
         self._steps.append(parts)
-        self._since, self._before = now, totals
+        self._since, self._before = time_now, totals
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of a usual step, by part."""
@@ -272,11 +273,11 @@ def typical_step(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     >>> typical_step([{"step": 1.0, "other": 0.1, "hooks": 0.0}, {"step": 1.0, "other": 0.1, "hooks": 0.5}])["hooks"]
     0.25
     """
-    found = dict.fromkeys(("step", "device", *PARTS), 0.0)
-    for name in found:
+    typical = dict.fromkeys(("step", "device", *PARTS), 0.0)
+    for name in typical:
         values = [each.get(name, 0.0) for each in steps]
-        found[name] = statistics.mean(values) if name in HOST_PARTS else statistics.median(values)
-    return found
+        typical[name] = statistics.mean(values) if name in HOST_PARTS else statistics.median(values)
+    return typical
 
 
 def probe_interval(costs: Sequence[float], steps: int, step_seconds: float) -> int:
@@ -299,7 +300,7 @@ def _rounded(seconds: float) -> float:
     return round(seconds, 6)
 
 
-def _tell_profile(profile: HardwareProfile, name: str, uses: Sequence[AxisUse]) -> None:
+def _report_profile(profile: HardwareProfile, name: str, uses: Sequence[AxisUse]) -> None:
     """Report the figures of a check of these hosts before the run to the supervisor."""
     rates: dict[int, float] = {}
     for device in profile.devices:

@@ -108,20 +108,20 @@ class SignalHandler:
         return self.signal is not None and jax.process_count() == 1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
+        time_now = time.monotonic()
         # In a launched worker, the batch system's signal and the supervisor's belong to one request.
-        again = now - self._came_at >= DEBOUNCE_SECONDS and not heartbeat().is_supervised
+        again = time_now - self._came_at >= DEBOUNCE_SECONDS and not heartbeat().is_supervised
         if self._came is not None and (number == signal.SIGINT or again):
             raise KeyboardInterrupt
-        self._came, self._came_at = signal.Signals(number), now
+        self._came, self._came_at = signal.Signals(number), time_now
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             self.signal = self._came
 
     def _watch(self) -> None:
-        """Start a thread that sees signals at once, also while the main thread is in a compiler, where Python
-        runs no handler."""
+        """Start a thread that handles signals at once, also while the main thread is in a compiler, where
+        Python runs no handler."""
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         try:

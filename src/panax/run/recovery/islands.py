@@ -62,7 +62,7 @@ class Island:
         self._members: frozenset[int] = frozenset(range(self._islands.count))
         self.ahead: int | None = None
 
-    def begin(self, start: RunStart, left_out: frozenset[int]) -> RunStart:
+    def begin(self, start: RunStart, skipped_batches: frozenset[int]) -> RunStart:
         """Return the state to begin from: that of the checkpoint, or the one that the others have reached
         meanwhile.
 
@@ -81,16 +81,20 @@ class Island:
         if newest > self._round:
             self.ahead = newest
             self._place.announce(newest + 1)
-            return self.catch_up(start.state, start, left_out)
+            return self.catch_up(start.state, start, skipped_batches)
         if newest > 0:
-            self._agreed = self._found(newest, self._held(start.state))
+            self._agreed = self._wait_for_result(newest, self._local_params(start.state))
             return start
         self._agreed = (
-            GroupUpdate.initial(self._held(start.state)) if start.step == 0 else self._found(0, self._held(start.state))
+            GroupUpdate.initial(self._local_params(start.state))
+            if start.step == 0
+            else self._wait_for_result(0, self._local_params(start.state))
         )
         if start.step == 0:
             self._place.publish(0, self._agreed.to_arrays())
-            if compute_digest(self._found(0, self._agreed.params).params) != compute_digest(self._agreed.params):
+            if compute_digest(self._wait_for_result(0, self._agreed.params).params) != compute_digest(
+                self._agreed.params
+            ):
                 raise CheckpointError(
                     "islands begin from different parameters; start all of them with the same seed, init and model, and another "
                     "comms.islands.store"
@@ -107,32 +111,32 @@ class Island:
             return state
         assert self._agreed is not None
         number, began = self._round + 1, time.monotonic()
-        base, local_params = compute_digest(self._agreed.params), self._held(state)
-        decided = self._decided(number, base, local_params)
+        base, local_params = compute_digest(self._agreed.params), self._local_params(state)
+        decided = self._decide_round(number, base, local_params)
         if decided is None:
-            agreed = self._found(number, local_params)
+            agreed = self._wait_for_result(number, local_params)
         else:
             present = frozenset(member.index for member in decided.members)
-            self._tell(number, step, decided, time.monotonic() - began)
+            self._report_members(number, step, decided, time.monotonic() - began)
             joined = self._islands.index in present or (not present and decided.base == base)
             newest = number if joined else self._place.latest_round()
             if newest > number:
                 self.ahead = newest
                 self._place.announce(newest + 1)
                 return state
-            agreed = self._computed(number, decided, self._agreed, base)
+            agreed = self._compute_result(number, decided, self._agreed, base)
             if agreed is None:
                 self._say(f"this island adopts the result of round {number}")
-                agreed = self._found(number, local_params)
+                agreed = self._wait_for_result(number, local_params)
             elif self._islands.index == decided.by:
                 self._place.publish(number, agreed.to_arrays())
             if not joined:
                 self._place.announce(number + 1)
         self._place.drop_updates()
         self._agreed, self._round = agreed, number
-        return self._with(state, agreed.params)
+        return self._with_params(state, agreed.params)
 
-    def _decided(self, number: int, base: str, local_params: Mapping[str, np.ndarray]) -> OuterRound | None:
+    def _decide_round(self, number: int, base: str, local_params: Mapping[str, np.ndarray]) -> OuterRound | None:
         """Contribute this island's update to a round and return the result; None if its record is damaged."""
         assert self._agreed is not None
         like = self._agreed.params
@@ -148,16 +152,16 @@ class Island:
             self._say(f"{error}; this island adopts the result of the others")
             return None
 
-    def catch_up(self, state: TrainState, start: RunStart, left_out: frozenset[int]) -> RunStart:
+    def catch_up(self, state: TrainState, start: RunStart, skipped_batches: frozenset[int]) -> RunStart:
         """Return the state of the others: their parameters, this island's optimizer state, and the data that
         follows.
 
         Args:
             start: The progress of this island; its state is not read.
-            left_out: Numbers of batches that are skipped.
+            skipped_batches: Numbers of batches that are skipped.
 
         Raises:
-            CheckpointError: The parameters that they agreed on are gone.
+            CheckpointError: The parameters that the islands agreed on are gone.
             DataError: The data ends before that step.
         """
         assert self.ahead is not None
@@ -169,8 +173,10 @@ class Island:
             "their result, "
             f"and joins them at step {step}"
         )
-        self._agreed, self._round = self._found(number, self._held(state)), number
-        position, drawn = _later(self._prepared.data.train, start.position, start.progress.drawn, missed, left_out)
+        self._agreed, self._round = self._wait_for_result(number, self._local_params(state)), number
+        position, num_drawn = _skip_ahead(
+            self._prepared.data.train, start.position, start.progress.drawn, missed, skipped_batches
+        )
         program = self._prepared.step.program
         skipped = program.transformation.on_skipped_step
         if skipped is None:
@@ -178,35 +184,35 @@ class Island:
         else:
             state = dataclasses.replace(state, optimizer_state=skipped(state.optimizer_state, missed))
         state = dataclasses.replace(state, step=state.step + jnp.asarray(missed, state.step.dtype))
-        state = jax.device_put(self._with(state, self._agreed.params), self._prepared.step.shardings)
+        state = jax.device_put(self._with_params(state, self._agreed.params), self._prepared.step.shardings)
         return dataclasses.replace(
             start,
             state=state,
             step=step,
             position=position,
             stored_step=None,
-            progress=dataclasses.replace(start.progress, drawn=drawn, skipped=()),
+            progress=dataclasses.replace(start.progress, drawn=num_drawn, skipped=()),
         )
 
     def _rounds(self, step: int) -> int:
         """Return the number of outer synchronizations up to the end of a step; the last one may come early."""
-        whole, rest = divmod(step, self._comms.local_steps)
-        return whole + (1 if rest and step == self._prepared.experiment.num_steps else 0)
+        full_rounds, rest = divmod(step, self._comms.local_steps)
+        return full_rounds + (1 if rest and step == self._prepared.experiment.num_steps else 0)
 
-    def _held(self, state: TrainState) -> dict[str, np.ndarray]:
+    def _local_params(self, state: TrainState) -> dict[str, np.ndarray]:
         free = eqx.filter(state.params, self._prepared.step.program.trainable)
         return {name: np.asarray(leaf) for name, leaf in jax.device_get(named_leaves(free)).items()}
 
-    def _with(self, state: TrainState, params: Mapping[str, np.ndarray]) -> TrainState:
+    def _with_params(self, state: TrainState, params: Mapping[str, np.ndarray]) -> TrainState:
         places = named_leaves(self._prepared.step.shardings.params)
         leaves, structure = jax.tree.flatten(state.params)
         names = list(named_leaves(state.params))
-        found = [
+        leaves_on_devices = [
             jax.device_put(params[name], places[name]) if name in params else leaf for name, leaf in zip(names, leaves)
         ]
-        return dataclasses.replace(state, params=structure.unflatten(found))
+        return dataclasses.replace(state, params=structure.unflatten(leaves_on_devices))
 
-    def _computed(self, number: int, decided: OuterRound, before: GroupUpdate, base: str) -> GroupUpdate | None:
+    def _compute_result(self, number: int, decided: OuterRound, before: GroupUpdate, base: str) -> GroupUpdate | None:
         """Compute the result of a round from the updates of its members.
 
         Returns None if it can't be computed: they began from other parameters, or their updates are gone or
@@ -226,26 +232,32 @@ class Island:
             return None
         return before.apply_outer_step(average_updates(moved), self._comms)
 
-    def _found(self, number: int, like: Mapping[str, np.ndarray]) -> GroupUpdate:
-        """Return the result of a round, published by a member or computed from the updates of all."""
+    def _wait_for_result(self, number: int, like: Mapping[str, np.ndarray]) -> GroupUpdate:
+        """Return the result of a round, published by a member or computed from the updates of all members."""
         until = time.monotonic() + PUBLISH_SECONDS
         while True:
-            group_update, why = self._written(number, like)
-            if group_update is None and number > 0 and (before := self._written(number - 1, like)[0]) is not None:
+            group_update, reason = self._read_published(number, like)
+            if (
+                group_update is None
+                and number > 0
+                and (before := self._read_published(number - 1, like)[0]) is not None
+            ):
                 with contextlib.suppress(CheckpointError):  # damaged: the published result may still arrive
                     decided = self._place.read_round(number)
-                    group_update = decided and self._computed(number, decided, before, compute_digest(before.params))
+                    group_update = decided and self._compute_result(
+                        number, decided, before, compute_digest(before.params)
+                    )
             if group_update is not None:
                 return group_update
             if time.monotonic() > until:
                 raise CheckpointError(
                     f"{self._islands.store} lacks the parameters agreed on in round {number}, and some of the updates "
-                    f"for it ({why}); start over with --fresh and another comms.islands.store"
+                    f"for it ({reason}); start over with --fresh and another comms.islands.store"
                 )
             heartbeat().report_alive()
             time.sleep(0.2)
 
-    def _written(self, number: int, like: Mapping[str, np.ndarray]) -> tuple[GroupUpdate | None, str]:
+    def _read_published(self, number: int, like: Mapping[str, np.ndarray]) -> tuple[GroupUpdate | None, str]:
         """Return (the published result of a round or None, the reason why it can't be used)."""
         try:
             arrays = self._place.read_result(number)
@@ -253,11 +265,11 @@ class Island:
         except (KeyError, ValueError) as error:
             return None, f"it is damaged, or of another model: {error}"
 
-    def _tell(self, number: int, step: int, decided: OuterRound, seconds: float) -> None:
+    def _report_members(self, number: int, step: int, decided: OuterRound, seconds: float) -> None:
         """Report which islands have left or joined since the last round, and which were excluded now."""
         present = frozenset(member.index for member in decided.members)
-        for index, why in sorted(decided.left_out.items()):
-            self._say(f"island {index} is dropped from round {number}, after step {step}: {why}")
+        for index, reason in sorted(decided.left_out.items()):
+            self._say(f"island {index} is dropped from round {number}, after step {step}: {reason}")
         for index in sorted(self._members - present - decided.left_out.keys()):
             self._say(
                 f"island {index} was not in round {number}, after step {step}; the others waited {seconds:.1f} s and continue"
@@ -267,8 +279,8 @@ class Island:
         self._members = present
 
 
-def _later(
-    source: Any, position: Position | None, drawn: int, count: int, left_out: frozenset[int]
+def _skip_ahead(
+    source: Any, position: Position | None, num_drawn: int, count: int, skipped: frozenset[int]
 ) -> tuple[Position | None, int]:
     """Return (the position of a source after `count` more steps, the number of the last batch)."""
     batches = source.batches(position)
@@ -276,10 +288,10 @@ def _later(
         item = next(batches, None)
         if item is None:
             raise DataError(f"the data ended {count} steps before the one at which the others are; provide more")
-        drawn, position = drawn + 1, item.position
-        count -= drawn not in left_out
+        num_drawn, position = num_drawn + 1, item.position
+        count -= num_drawn not in skipped
         heartbeat().report_alive()
-    return position, drawn
+    return position, num_drawn
 
 
 def _identity(prepared: PreparedRun) -> str:
@@ -297,8 +309,8 @@ def _identity(prepared: PreparedRun) -> str:
 
 def _check(prepared: PreparedRun) -> None:
     experiment, program = prepared.experiment, prepared.step.program
-    asked = f"comms.islands.count={experiment.comms.islands.count}"
-    for is_set, what in (
+    setting = f"comms.islands.count={experiment.comms.islands.count}"
+    for is_set, problem in (
         (jax.process_count() > 1, "an island is one process with all its devices; start it as one"),
         (program.has_average, "each island would average its parameters separately; set step.ema_decay to None"),
         (experiment.rollback.after > 0, "going back would undo a round; set rollback.after=0"),
@@ -314,4 +326,4 @@ def _check(prepared: PreparedRun) -> None:
         ),
     ):
         if is_set:
-            raise RecipeError(f"{asked}: {what}")
+            raise RecipeError(f"{setting}: {problem}")

@@ -35,7 +35,7 @@ class RollbackController:
     """The batches that a run has taken and skipped, and its rollbacks.
 
     Attributes:
-        drawn: Progress of the run in its data; `skipped` is up to the last step with scalars that were read.
+        progress: Progress of the run in its data; `skipped` is up to the last step with scalars that were read.
         is_due: True if the run is to roll back, by the scalars read so far.
     """
 
@@ -45,13 +45,13 @@ class RollbackController:
         start: RunStart,
         checkpointer: Checkpointer,
         memory: MemoryTier | None,
-        keeper: CheckpointSchedule,
+        schedule: CheckpointSchedule,
         report: RunReporter,
         say: LogFn,
     ):
-        self.drawn, self.is_due = start.progress, False
+        self.progress, self.is_due = start.progress, False
         self._prepared, self._checkpointer, self._memory = prepared, checkpointer, memory
-        self._keeper, self._report, self._say = keeper, report, say
+        self._schedule, self._report, self._say = schedule, report, say
         self._numbers: dict[int, int] = {}
         self._streak: tuple[int, ...] = ()
         self._first, self._why = 0, ""
@@ -60,18 +60,18 @@ class RollbackController:
         if effective_verify_every(prepared.experiment.verify.every, prepared.step):
             # If the run was never checked, the current state has to be trusted.
             self.mark_verified(start.progress.verified or start.step)
-        keeper.data_progress = self._kept
-        report.goes_back = self._saw
+        schedule.data_progress = self._progress_at
+        report.goes_back = self._record_scalars
 
     @property
     def skipped_batches(self) -> frozenset[int]:
         """Return the numbers of the batches that settings or rollbacks exclude from training."""
-        return self.drawn.skipped_batches | frozenset(self._prepared.experiment.skip_batches)
+        return self.progress.skipped_batches | frozenset(self._prepared.experiment.skip_batches)
 
     def record_batch(self, step: int, number: int) -> None:
         """Record that step `step` has taken batch `number`; its scalars are not read yet."""
         self._numbers[step] = number
-        self.drawn = dataclasses.replace(self.drawn, drawn=number)
+        self.progress = dataclasses.replace(self.progress, drawn=number)
 
     def wait_for_devices(self) -> bool:
         """Wait until the devices are done, before a save; return False if the run is to roll back, so that
@@ -82,15 +82,15 @@ class RollbackController:
             self._report.block_until_ready()
         return not self.is_due
 
-    def _saw(self, step: int, values: Mapping[str, float]) -> bool:
-        """Take in the scalars of a step; return True if the run is to roll back."""
+    def _record_scalars(self, step: int, values: Mapping[str, float]) -> bool:
+        """Record the scalars of a step; return True if the run is to roll back."""
         number, in_a_row = self._numbers.pop(step), int(values.get("skipped_in_a_row", 0))
         # The numbers of updates skipped before batches had numbers are not known.
-        skipped = (*self.drawn.skipped, number)[-in_a_row:] if in_a_row else ()
-        self.drawn = dataclasses.replace(self.drawn, skipped=skipped)
+        skipped = (*self.progress.skipped, number)[-in_a_row:] if in_a_row else ()
+        self.progress = dataclasses.replace(self.progress, skipped=skipped)
         config, first = self._prepared.experiment.rollback, step - in_a_row + 1
-        self._keeper.rollback_step = first - 1 if in_a_row and config.after else None
-        so_far = sum(not rollback.is_corruption for rollback in self.drawn.rollbacks)
+        self._schedule.rollback_step = first - 1 if in_a_row and config.after else None
+        so_far = sum(not rollback.is_corruption for rollback in self.progress.rollbacks)
         if config.after and in_a_row >= config.after and so_far < config.max_rollbacks:
             self.is_due, self._streak, self._first, self._why = (
                 True,
@@ -100,36 +100,36 @@ class RollbackController:
             )
         return self.is_due
 
-    def _kept(self, step: int) -> Mapping[str, Any]:
+    def _progress_at(self, step: int) -> Mapping[str, Any]:
         self._reached.setdefault(step, time.monotonic())
-        return self.drawn.to_host(step)
+        return self.progress.to_host(step)
 
     def mark_verified(self, step: int) -> None:
-        """Record that step `step` gave the same on other devices: a later corrupted one rolls back to this
-        step or before."""
-        self.drawn = dataclasses.replace(self.drawn, verified=step)
-        self._keeper.verified_step = step
+        """Record that step `step` gave the same bits on other devices: a later corrupted step rolls back to
+        this step or before."""
+        self.progress = dataclasses.replace(self.progress, verified=step)
+        self._schedule.verified_step = step
 
-    def mark_corrupted(self, why: str) -> None:
+    def mark_corrupted(self, reason: str) -> None:
         """Record that the current step gave other values on other devices: the run is to roll back, skipping
         nothing.
 
         Args:
-            why: What happened, the same text in every process.
+            reason: What happened, the same text in every process.
 
         Raises:
-            TrainingError: It has rolled back too often.
+            TrainingError: The run has rolled back too often.
         """
         max_rollbacks, so_far = (
             self._prepared.experiment.verify.max_rollbacks,
-            sum(each.is_corruption for each in self.drawn.rollbacks),
+            sum(each.is_corruption for each in self.progress.rollbacks),
         )
         if so_far >= max_rollbacks:
             raise TrainingError(
-                f"{why}; verify.max_rollbacks={max_rollbacks} rollbacks are used up: remove the named host from the job, or "
+                f"{reason}; verify.max_rollbacks={max_rollbacks} rollbacks are used up: remove the named host from the job, or "
                 f"find it with `panax check --full` on each"
             )
-        self.is_due, self._corrupted = True, why
+        self.is_due, self._corrupted = True, reason
 
     def roll_back(self, step: int) -> RunStart:
         """Restore an earlier state, and record the batches that are skipped from then on.
@@ -141,7 +141,7 @@ class RollbackController:
 
         Raises:
             TrainingError: The checkpoint that would be needed is gone.
-            PanaxError: As for `begin`; or the store could not be written.
+            PanaxError: As for `find_start`; or the store could not be written.
         """
         heartbeat().phase("restore")
         if not self._corrupted:
@@ -161,30 +161,30 @@ class RollbackController:
             source=start.source,
             batches=tuple(number for number in numbers if number not in self.skipped_batches),
             why=self._corrupted or self._why,
-            data=self.drawn.data,
+            data=self.progress.data,
             seconds=round(time.monotonic() - self._reached.get(start.step, min(self._reached.values())), 3),
         )
-        drawn = dataclasses.replace(
+        progress = dataclasses.replace(
             start.progress,
-            rollbacks=(*self.drawn.rollbacks, rollback),
-            data=self.drawn.data,
-            verified=min(self.drawn.verified, start.step),
+            rollbacks=(*self.progress.rollbacks, rollback),
+            data=self.progress.data,
+            verified=min(self.progress.verified, start.step),
         )
-        self._record(drawn, start)
-        self.drawn, self.is_due, self._corrupted = drawn, False, ""
-        if self._keeper.verified_step is not None:
-            self._keeper.verified_step = drawn.verified
+        self._record(progress, start)
+        self.progress, self.is_due, self._corrupted = progress, False, ""
+        if self._schedule.verified_step is not None:
+            self._schedule.verified_step = progress.verified
         self._numbers.clear()
         self._reached = {at: seconds for at, seconds in self._reached.items() if at <= start.step}
         self._reached.setdefault(start.step, time.monotonic())
-        self._keeper.stored_step, self._keeper.rollback_step = start.stored_step, None
-        self._report.record_rollback(drawn)
+        self._schedule.stored_step, self._schedule.rollback_step = start.stored_step, None
+        self._report.record_rollback(progress)
         return start
 
     def _target(self) -> tuple[RunStart, bool]:
         """Return the state to roll back to, and True if the rollback follows directly on another one."""
-        latest = self.drawn.verified if self._corrupted else self._first - 1
-        before = None if self._corrupted else self._before()
+        latest = self.progress.verified if self._corrupted else self._first - 1
+        before = None if self._corrupted else self._previous_rollback()
         start = None
         if before is not None:
             start = self._newest(before.to - 1)
@@ -203,27 +203,27 @@ class RollbackController:
 
     def _newest(self, at_most: int) -> RunStart | None:
         """Return the newest undamaged state up to this step; changes were accepted when the run began."""
-        rollbacks = self.drawn.rollbacks
+        rollbacks = self.progress.rollbacks
         return restore_newest(
             self._prepared, self._checkpointer, self._memory, self._say,
             rollbacks=rollbacks, at_most=at_most, accept_changes=True,
         )  # fmt: skip
 
-    def _before(self) -> Rollback | None:
+    def _previous_rollback(self) -> Rollback | None:
         """Return the last rollback, if the first update since was skipped too."""
-        rollbacks = [rollback for rollback in self.drawn.rollbacks if not rollback.is_corruption]
-        if not rollbacks or rollbacks[-1].data != self.drawn.data:
+        rollbacks = [rollback for rollback in self.progress.rollbacks if not rollback.is_corruption]
+        if not rollbacks or rollbacks[-1].data != self.progress.data:
             return None
         number, last = self._streak[0] - 1, rollbacks[-1]
         while number in self.skipped_batches and number not in last.batches:
             number -= 1
         return last if number in last.batches else None
 
-    def _record(self, drawn: DataProgress, start: RunStart) -> None:
+    def _record(self, progress: DataProgress, start: RunStart) -> None:
         """Write the record, then remove checkpoints that have trained on batches that are skipped now."""
         with raise_on_all_processes():
             if is_process_zero():
-                write_rollbacks(self._checkpointer.store, drawn.rollbacks)
-        self._checkpointer.remove_abandoned(lambda manifest: matches_history(manifest, drawn.rollbacks))
+                write_rollbacks(self._checkpointer.store, progress.rollbacks)
+        self._checkpointer.remove_abandoned(lambda manifest: matches_history(manifest, progress.rollbacks))
         if self._memory is not None:
             self._memory.forget(start.step)

@@ -44,7 +44,7 @@ class Rollback:
     Attributes:
         at: Time, in seconds since the epoch.
         step: Steps taken before.
-        to: The step it rolled back to.
+        to: The step that the run returned to.
         source: The checkpoint with that state.
         batches: The batches skipped from then on; empty if a step was corrupted.
         why: What happened, as text.
@@ -63,28 +63,28 @@ class Rollback:
 
     @property
     def is_corruption(self) -> bool:
-        """Return True if a step gave other values on other devices: no batch is at fault."""
+        """Return True if the rollback was from a step that gave other values on other devices: no batch is at fault."""
         return not self.batches
 
     @classmethod
-    def from_json(cls, said: Any) -> "Rollback":
+    def from_json(cls, fields: Any) -> "Rollback":
         """Read a rollback from JSON values.
 
         Raises:
-            ValueError: They are something else.
+            ValueError: The values do not describe a rollback.
         """
-        if not isinstance(said, Mapping) or set(said) != {field.name for field in dataclasses.fields(cls)}:
-            raise ValueError(f"expected a rollback, got {said!r}")
-        seconds = [said[name] for name in ("at", "seconds")]
+        if not isinstance(fields, Mapping) or set(fields) != {field.name for field in dataclasses.fields(cls)}:
+            raise ValueError(f"expected a rollback, got {fields!r}")
+        seconds = [fields[name] for name in ("at", "seconds")]
         if not all(isinstance(each, int | float) and math.isfinite(each) for each in seconds):
             raise ValueError(f"expected times in seconds, got {seconds!r}")
-        if not all(isinstance(said[name], str) for name in ("source", "why")):
-            raise ValueError(f"expected a reason as text, got {said!r}")
+        if not all(isinstance(fields[name], str) for name in ("source", "why")):
+            raise ValueError(f"expected a reason as text, got {fields!r}")
         return cls(
             **{
-                **said,
-                "batches": _counts(said["batches"]),
-                **dict(zip(("step", "to"), _counts([said["step"], said["to"]]))),
+                **fields,
+                "batches": _counts(fields["batches"]),
+                **dict(zip(("step", "to"), _counts([fields["step"], fields["to"]]))),
             }
         )
 
@@ -98,7 +98,7 @@ class DataProgress:
         skipped: The last batches in a row with updates that were skipped.
         rollbacks: Rollbacks, oldest first.
         data: How often the run has switched to other data, with batches numbered from 1 again.
-        verified: The last step that gave the same on other devices; 0 if none was checked.
+        verified: The last step that gave the same bits on other devices; 0 if none was checked.
     """
 
     drawn: int = 0
@@ -124,15 +124,15 @@ class DataProgress:
         """Read the progress in a checkpoint.
 
         Raises:
-            CheckpointError: It can't be used.
+            CheckpointError: The record of the progress is invalid.
         """
-        said = manifest.host.get(HOST_KEY)
-        if said is None:
+        record = manifest.host.get(HOST_KEY)
+        if record is None:
             return cls(manifest.step)
         try:
-            rollbacks = tuple(map(Rollback.from_json, _listed(said)))
-            drawn, data, verified = _counts([said["drawn"], said["data"], said.get("verified", 0)])
-            return cls(drawn, _counts(said["skipped"]), rollbacks, data, verified)
+            rollbacks = tuple(map(Rollback.from_json, _listed(record)))
+            drawn, data, verified = _counts([record["drawn"], record["data"], record.get("verified", 0)])
+            return cls(drawn, _counts(record["skipped"]), rollbacks, data, verified)
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointError(
                 f"the record of skipped batches in the checkpoint of step {manifest.step} can't be used: {error}"
@@ -145,11 +145,11 @@ def matches_history(manifest: Manifest, rollbacks: Sequence[Rollback]) -> bool:
     It has trained on no batch that they skip, and was not saved between a rollback from a corrupted step and
     the step that this rollback returned to.
     """
-    found = DataProgress.from_manifest(manifest)
-    if any(each.is_corruption and manifest.step > each.to and each not in found.rollbacks for each in rollbacks):
+    progress = DataProgress.from_manifest(manifest)
+    if any(each.is_corruption and manifest.step > each.to and each not in progress.rollbacks for each in rollbacks):
         return False
-    left_out = {number for each in rollbacks if each.data == found.data for number in each.batches}
-    return all(number > found.drawn or number in found.skipped_batches for number in left_out)
+    skipped = {number for each in rollbacks if each.data == progress.data for number in each.batches}
+    return all(number > progress.drawn or number in progress.skipped_batches for number in skipped)
 
 
 def read_rollbacks(store: Store) -> tuple[Rollback, ...] | None:
@@ -158,12 +158,14 @@ def read_rollbacks(store: Store) -> tuple[Rollback, ...] | None:
     Raises:
         CheckpointError: The file is not such a record, or can't be read.
     """
-    found: tuple[Rollback, ...] | None = None
+    local_rollbacks: tuple[Rollback, ...] | None = None
     with raise_on_all_processes():
         if is_process_zero():
-            found = _read(store)
-    told = broadcast_text("" if found is None else json.dumps([dataclasses.asdict(each) for each in found]))
-    return tuple(map(Rollback.from_json, json_reader.parse(told, constants=True))) if told else None
+            local_rollbacks = _read(store)
+    text = broadcast_text(
+        "" if local_rollbacks is None else json.dumps([dataclasses.asdict(each) for each in local_rollbacks])
+    )
+    return tuple(map(Rollback.from_json, json_reader.parse(text, constants=True))) if text else None
 
 
 def _read(store: Store) -> tuple[Rollback, ...] | None:
@@ -196,17 +198,17 @@ def write_rollbacks(store: Store, rollbacks: Sequence[Rollback]) -> None:
     Raises:
         StoreError: The store refused the write.
     """
-    said = [dataclasses.asdict(each) for each in rollbacks]
-    store.write(FILE, [json.dumps({"checksum": _seal(said), "rollbacks": said}).encode()])
+    rows = [dataclasses.asdict(each) for each in rollbacks]
+    store.write(FILE, [json.dumps({"checksum": _seal(rows), "rollbacks": rows}).encode()])
 
 
 def append_rollback_log(folder: Path, rollbacks: Sequence[Rollback]) -> None:
     """Append missing rollbacks to the list in a run's folder."""
     path = folder / LOG
     # A list for users: damage in it stops no run.
-    there = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    written = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     lines = [json.dumps(dataclasses.asdict(each)) for each in rollbacks]
-    files.append_lines(path, [line for line in lines if line not in there])
+    files.append_lines(path, [line for line in lines if line not in written])
 
 
 def format_batch_numbers(numbers: Sequence[int]) -> str:
@@ -221,8 +223,8 @@ def format_batch_numbers(numbers: Sequence[int]) -> str:
             parts[-1][1] = number
         else:
             parts.append([number, number])
-    said = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in parts)
-    return f"batches {said}" if len(numbers) > 1 else f"batch {said}"
+    ranges = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in parts)
+    return f"batches {ranges}" if len(numbers) > 1 else f"batch {ranges}"
 
 
 def _counts(values: Any) -> tuple[int, ...]:
@@ -231,5 +233,5 @@ def _counts(values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _seal(said: list[dict[str, Any]]) -> str:
-    return compute_checksum(json.dumps(said, sort_keys=True).encode())
+def _seal(rows: list[dict[str, Any]]) -> str:
+    return compute_checksum(json.dumps(rows, sort_keys=True).encode())

@@ -82,7 +82,7 @@ class ReplayComparison:
 
     Attributes:
         odd_devices: The devices that computed values unlike most executions, by their indices in the mesh.
-        is_conclusive: True if there is a majority for that.
+        is_conclusive: True if a majority of executions agrees.
         shards: The logical shards that differ.
         leaves: The indices of the leaves that differ.
     """
@@ -112,9 +112,9 @@ def compare_replays(sums: Sequence[np.ndarray], places: Sequence[int]) -> Replay
     unexplained = False
     for shard in map(int, shards):
         alike = [sum(np.array_equal(one[shard], other[shard]) for other in sums) for one in sums]
-        wrong = [i for i, number in enumerate(alike) if number == 1]
-        unexplained |= len(wrong) != 1
-        for i in wrong:
+        odd_positions = [i for i, number in enumerate(alike) if number == 1]
+        unexplained |= len(odd_positions) != 1
+        for i in odd_positions:
             suspects[i].add((shard + places[i]) % count)
     named = [each for each in suspects if each]
     # One device that errs again and again is odd in every execution, at another shard each time.
@@ -127,10 +127,10 @@ class SdcVerifier:
 
     def __init__(self, prepared: PreparedRun, report: RunReporter, rollback: RollbackController, say: LogFn):
         """Set up the checks; every process of the job calls it."""
-        asked, self._step = prepared.experiment.verify.every, prepared.step
-        self._every = effective_verify_every(asked, self._step)
-        if self._every != asked:
-            say(f"verify.every={asked} pauses: one device is left, and steps are repeated on another one")
+        every, self._step = prepared.experiment.verify.every, prepared.step
+        self._every = effective_verify_every(every, self._step)
+        if self._every != every:
+            say(f"verify.every={every} pauses: one device is left, and steps are repeated on another one")
         self._report, self._rollback, self._say = report, rollback, say
         self._fresh, self._good, self._seconds = True, False, 0.0
         self._elsewhere: dict[int, RolledReplay] = {}
@@ -151,7 +151,7 @@ class SdcVerifier:
         returned.
 
         Raises:
-            TrainingError: The step does not give the same bits elsewhere, and never has; or the run has
+            TrainingError: The step never gives the same bits on other devices; or the run has
                 rolled back too often.
         """
         if not (is_step_due(self._every, number) or (self._every and self._fresh)):
@@ -237,35 +237,36 @@ class SdcVerifier:
             return
         if any_process(not np.array_equal(again, usual)):
             repeated = np.flatnonzero((again != usual).any((0, 2)))
-            what = (
+            explanation = (
                 f"the step is not deterministic: repeated on the same devices, it gives other bits in "
                 f"{_listed([names[i] for i in repeated])}. A kernel that adds in no fixed order does that (on GPU, try "
                 f"XLA_FLAGS=--xla_gpu_deterministic_ops=true), or else a device that errs at random"
             )
         else:
-            what = (
+            explanation = (
                 f"the step gives other bits on the devices in another order, in {_listed([names[i] for i in verdict.leaves])}: "
                 f"its collectives add in an order that depends on the devices, or else a device errs every time"
             )
         raise TrainingError(
             broadcast_text(
-                f"step {number} can't be checked: {what}. Look at the devices with `panax check --full`, or set verify.every to 0"
+                f"step {number} can't be checked: {explanation}. Look at the devices with `panax check --full`, "
+                f"or set verify.every to 0"
             )
         )
 
     def _words(self, verdict: ReplayComparison, names: list[str], number: int) -> str:
         count = len(self._devices)
         where = f"{len(verdict.shards)} of {count} shards of {_listed([names[i] for i in verdict.leaves])}"
-        said = f"step {number} gave other values on other devices, in {where}: silent data corruption"
+        sentence = f"step {number} gave other values on other devices, in {where}: silent data corruption"
         if len(verdict.odd_devices) == count > 2 or not verdict.odd_devices:
-            return f"{said}. It spread to all shards, so the device can't be identified; look with `panax check --full`"
+            return f"{sentence}. It spread to all shards, so the device can't be identified; look with `panax check --full`"
         devices = [
             f"device {device.id} of process {device.process_index} on {self._hosts[device.process_index]}"
             for device in (self._devices[place] for place in verdict.odd_devices)
         ]
         if count == 2:
-            return f"{said}. With 2 devices there is no majority: it was {' or '.join(devices)}"
-        return f"{said}. By the majority of 3 executions it was {_listed(devices)}"
+            return f"{sentence}. With 2 devices there is no majority: it was {' or '.join(devices)}"
+        return f"{sentence}. By the majority of 3 executions it was {_listed(devices)}"
 
 
 def replay_offsets(hosts: Sequence[str], processes: Sequence[int]) -> list[int]:

@@ -51,7 +51,7 @@ def evaluate_result(
     experiment = prepared.experiment
     if data is None:
         max_batches = experiment.evaluate.batches if batches is None else batches
-        return _judge(prepared.step, state, prepared.data, max_batches)
+        return _evaluate_held_out(prepared.step, state, prepared.data, max_batches)
     opened = open_full(data, experiment.data, prepared.data.tokenizer, source=prepared.data.train)
     task = prepared.task.adapt_to_data(opened.facts)
     opened = rename_leaves(opened, task)
@@ -62,7 +62,7 @@ def evaluate_result(
         step = DebugStep(program, axes, shapes_allowed=opened.shapes)
     else:
         step = CompiledStep(program, prepared.step.placement, axes, shapes_allowed=opened.shapes)
-    return _judge(step, state, opened, batches or 0)
+    return _evaluate_held_out(step, state, opened, batches or 0)
 
 
 def evaluate_loaded_model(
@@ -104,7 +104,7 @@ def evaluate_loaded_model(
         params=jax.device_put(jax.device_get(trained.params), places.params),
         model_state=jax.device_put(jax.device_get(trained.state), places.model_state),
     )
-    evaluation = _judge(step, state, opened, max_batches)
+    evaluation = _evaluate_held_out(step, state, opened, max_batches)
     decay = settings.get("step", {}).get("ema_decay")
     if decay is not None:
         return {**evaluation, "ema_decay": decay}
@@ -146,10 +146,10 @@ def _settings(trained: "LoadedModel") -> Mapping[str, Any]:
 def _described_data(settings: Mapping[str, Any]) -> TextData | ExampleData | None:
     """Build the data that settings describe; None if they name a class that is not one of Panax."""
     try:
-        found = deserialize_config(settings.get("data"), SETTINGS, DATA_CLASSES)
+        data = deserialize_config(settings.get("data"), SETTINGS, DATA_CLASSES)
     except CheckpointError:
         return None
-    return found if isinstance(found, TextData | ExampleData) else None
+    return data if isinstance(data, TextData | ExampleData) else None
 
 
 def _placement(program: Program, settings: Mapping[str, Any]) -> Placement:
@@ -160,7 +160,7 @@ def _placement(program: Program, settings: Mapping[str, Any]) -> Placement:
     return Placement.create(MeshShape(), devices=jax.devices()[:1], needs=mesh_requirements(program))
 
 
-def _judge(step: Any, state: TrainState, opened: OpenedData, max_batches: int) -> dict[str, float]:
+def _evaluate_held_out(step: Any, state: TrainState, opened: OpenedData, max_batches: int) -> dict[str, float]:
     """Evaluate on the held-out source of `opened`."""
     if max_batches < 0:
         raise RecipeError(f"batches={max_batches}; expected 1 or more, or 0 for all")

@@ -62,9 +62,9 @@ def generate_text(
     if not task.generates or tokenizer is None:
         lacks = "has no tokenizer" if task.generates else "does not generate"
         raise RecipeError(f"{type(task).__name__} {lacks}; a text model with its tokenizer continues a text")
-    for name, value, least in (("tokens", tokens, 1), ("temperature", temperature, 0), ("top_k", top_k, 0)):
-        if value < least:
-            raise RecipeError(f"{name}={value}; expected {least} or more")
+    for name, value, minimum in (("tokens", tokens, 1), ("temperature", temperature, 0), ("top_k", top_k, 0)):
+        if value < minimum:
+            raise RecipeError(f"{name}={value}; expected {minimum} or more")
     ids = [*tokenizer.start_of_document, *tokenizer.encode(prompt)]
     if not ids or (chat and not prompt):
         raise RecipeError("the prompt is empty; pass at least one character")

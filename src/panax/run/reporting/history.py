@@ -13,7 +13,7 @@ def read_history(folder: str | Path) -> list[dict[str, Any]]:
     """Read the rows of a run's log in the order of their steps: `step`, and each value by name; training and
     evaluation merged.
 
-    Steps that were repeated after a resume count as they went the last time. A truncated last line is
+    For steps that were repeated after a resume, the last values count. A truncated last line is
     dropped.
 
     Raises:

@@ -43,8 +43,8 @@ class HookRequests:
         """Return the requests of all processes combined: each of them calls this at the same step."""
         if jax.process_count() == 1:
             return self
-        asked = gather_ints(self.evaluate, self.save, bool(self.stop), self.failed)
-        evaluate, save, stop, failed = (bool(column.any()) for column in asked.T)
+        gathered = gather_ints(self.evaluate, self.save, bool(self.stop), self.failed)
+        evaluate, save, stop, failed = (bool(column.any()) for column in gathered.T)
         return HookRequests(evaluate, save, (self.stop or REQUESTED_ELSEWHERE) if stop else "", failed)
 
 
@@ -52,21 +52,21 @@ class HookRunner:
     """The hooks of one run, with their requests and failures.
 
     Attributes:
-        wishes: The requests so far.
+        requests: The requests so far.
         failure: The first exception of a hook; that hook is not called again. The others are, until the run
             ends: in a job of many processes they may contain collectives that every process must enter.
     """
 
     def __init__(self, hooks: tuple[Hook, ...]):
         self._hooks = dict(_names(hooks))
-        self.wishes = HookRequests()
+        self.requests = HookRequests()
         self.failure: HookFailure | None = None
         self._broken: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
-    def begin(self, run: RunView, kept: Mapping[str, Any]) -> None:
+    def begin(self, run: RunView, saved: Mapping[str, Any]) -> None:
         """Restore each hook and call its `before_run`. Nothing is lost yet, so exceptions are raised at once.
 
         Raises:
@@ -75,7 +75,7 @@ class HookRunner:
         """
         for name, hook in self._hooks.items():
             try:
-                hook.restore(kept.get(name))
+                hook.restore(saved.get(name))
                 hook.before_run(run)
             except PanaxError as error:
                 raise RecipeError(f"hook {name}: {error}") from error
@@ -115,7 +115,7 @@ class HookRunner:
             failed: True if the processes have agreed that a hook failed.
 
         Raises:
-            HookError: Names the hook and the checkpoint.
+            HookError: A hook failed; the message names the hook and the checkpoint.
         """
         if self.failure is None:
             if failed:
@@ -135,7 +135,7 @@ class HookRunner:
     def _fail(self, name: str, method: str, step: int, error: BaseException) -> None:
         self._broken.add(name)
         self.failure = self.failure or HookFailure(name, method, step, error)
-        self.wishes.failed = True
+        self.requests.failed = True
 
 
 def _said(error: BaseException) -> str:
@@ -144,8 +144,8 @@ def _said(error: BaseException) -> str:
 
 def _names(hooks: tuple[Hook, ...]) -> Iterator[tuple[str, Hook]]:
     """Yield each hook with the name of its state: its class name, numbered from the second of a class on."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for hook in hooks:
         name = type(hook).__name__
-        seen[name] += 1
-        yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), hook
+        counts[name] += 1
+        yield (name if counts[name] == 1 else f"{name}-{counts[name]}"), hook

@@ -74,14 +74,14 @@ class RunReporter:
         say: LogFn,
         ledger: Ledger,
         *,
-        told: BackgroundReporter | None = None,
+        messages: BackgroundReporter | None = None,
         run_id: str = "",
     ):
         """
         Args:
             trackers: Additional trackers. Each is called by its own thread.
             ledger: Ledger of the session's seconds.
-            told: Thread that calls `say`, and a tracker that shows progress among its lines.
+            messages: Reporter whose thread calls `say`, and the tracker that shows progress among its lines.
             run_id: Run id for the trackers; a resumed run keeps it.
         """
         experiment = prepared.experiment
@@ -97,8 +97,8 @@ class RunReporter:
         self._lanes: list[BackgroundReporter] = []
         places: list[tuple[Tracker, BackgroundReporter]] = []
         for name, tracker in named if is_process_zero() else []:
-            if told is not None and isinstance(tracker, ConsoleTracker):
-                places.append((tracker, told))
+            if messages is not None and isinstance(tracker, ConsoleTracker):
+                places.append((tracker, messages))
                 continue
             lane = BackgroundReporter(name, say, threaded=not experiment.debug, close_seconds=tracker.close_seconds)
             self._lanes.append(lane)
@@ -123,7 +123,7 @@ class RunReporter:
         record_facts(prepared, run_id, first_step, self._lanes[0] if self._lanes else None)
 
     def before_step(self, number: int) -> None:
-        """Start or end the profile, if this is its step."""
+        """Start or end the profile, if it starts or ends at this step."""
         first = self._prepared.experiment.profile
         if first and number >= first and self._profiled is None:
             self.flush()
@@ -148,7 +148,7 @@ class RunReporter:
             self._interrupted = False
             self.clock.restart()
             self._counted = 0
-            self._say_kernels()
+            self._report_kernels()
         else:
             self._counted += self._count_units(batch)
             self.clock.tick()
@@ -185,9 +185,9 @@ class RunReporter:
         if self._booked > seconds:
             self.ledger.reassign(self._booked - seconds, "compile")
 
-    def _say_kernels(self) -> None:
+    def _report_kernels(self) -> None:
         """Report the kernels used by the programs compiled since the last call."""
-        lines = getattr(self._prepared.step, "kernels_taken", [])
+        lines = getattr(self._prepared.step, "kernels_used", [])
         for line in lines[self._kernels_said :]:
             # The choice by timing was reported as the run began.
             if not line.endswith(TIMED):
@@ -207,7 +207,7 @@ class RunReporter:
         host_scalars = jax.device_get(dict(scalars))
         if not self._first_told:
             self._first_told = True
-            _tell_first_step()
+            _report_first_step()
         for name in [name for name, value in host_scalars.items() if isinstance(value, DataChecks)]:
             host_scalars.pop(name).raise_if_failed(f"the batch of step {number}")
         values = {name: float(value) for name, value in host_scalars.items() if np.ndim(value) == 0}
@@ -222,37 +222,39 @@ class RunReporter:
         self._latest.update(_named(values))
         goes_back = self.goes_back(number, values)
         if values.get("skipped_in_a_row", 0) >= experiment.step.max_skipped and not goes_back:
-            raise TrainingError(f"{describe_skipped_updates(number, values)}; {_way_out(experiment, values)}")
+            raise TrainingError(
+                f"{describe_skipped_updates(number, values)}; {_skipped_updates_advice(experiment, values)}"
+            )
         if number % experiment.log_every == 0 or number == experiment.num_steps:
             self._record(number, values, position)
 
-    def record_rollback(self, drawn: DataProgress) -> None:
+    def record_rollback(self, progress: DataProgress) -> None:
         """Report that the run has rolled back; pending scalars of later steps are dropped."""
-        rollback, count = drawn.rollbacks[-1], len(drawn.rollbacks)
+        rollback, count = progress.rollbacks[-1], len(progress.rollbacks)
         self._pending = None
         if self._watch is not None:
             self._watch.take()
         self.clock.restart()
         self._counted = 0
-        alike = sum(each.is_corruption == rollback.is_corruption for each in drawn.rollbacks)
+        alike = sum(each.is_corruption == rollback.is_corruption for each in progress.rollbacks)
         config = self._prepared.experiment.verify if rollback.is_corruption else self._prepared.experiment.rollback
         without = f" and skips {format_batch_numbers(rollback.batches)}" if rollback.batches else ""
         self._say(
             f"{rollback.why}: the run returns to step {rollback.to} ({rollback.source}){without}; rollback {alike} of at most "
             f"{config.max_rollbacks}"
         )
-        told = {"rollback/count": float(count), "rollback/batches_left_out": float(len(drawn.skipped_batches))}
-        self._latest.update(told)
-        self._trackers.record(rollback.to, told)
+        values = {"rollback/count": float(count), "rollback/batches_left_out": float(len(progress.skipped_batches))}
+        self._latest.update(values)
+        self._trackers.record(rollback.to, values)
         if is_process_zero():
-            self._lanes[0].put(append_rollback_log, Path(self._prepared.folder), drawn.rollbacks)
+            self._lanes[0].put(append_rollback_log, Path(self._prepared.folder), progress.rollbacks)
 
     def record_verification(self, number: int, seconds: float) -> None:
-        """Report that step `number` is being checked on other devices, and for how long; that time is not
-        counted as the steps'."""
-        told = {"verify/seconds": seconds}
-        self._latest.update(told)
-        self._trackers.record(number, told)
+        """Report that step `number` was checked on other devices, and the seconds that this took, which do not
+        count as the steps' time."""
+        values = {"verify/seconds": seconds}
+        self._latest.update(values)
+        self._trackers.record(number, values)
         self._interrupted = True
 
     def record_evaluation(self, number: int, values: Mapping[str, float]) -> None:
@@ -303,7 +305,7 @@ class RunReporter:
         self.ledger.word = word
         spent = self.ledger.scalars()
         self._trackers.record(number, spent)
-        self._tell_supervisor(number, {**self._latest, **spent})
+        self._send_to_supervisor(number, {**self._latest, **spent})
 
     def close(self) -> None:
         if self._profiling and self._profiled is not None:
@@ -330,7 +332,7 @@ class RunReporter:
         watched = MonitorReport() if self._watch is None else self._watch.take()
         record |= self.ledger.scalars()
         self._trackers.record(number, {**record, **watched.scalars})
-        self._tell_supervisor(number, record)
+        self._send_to_supervisor(number, record)
         for warning in watched.warnings:
             self._say(f"warning: step {number}: {warning}")
         if watched.heat_maps and (
@@ -342,16 +344,18 @@ class RunReporter:
                 self._trackers.picture(number, name, heat_map(figures))
             self._pictured = number
 
-    def _tell_supervisor(self, number: int, record: Mapping[str, float]) -> None:
+    def _send_to_supervisor(self, number: int, record: Mapping[str, float]) -> None:
         """Send figures for a job's live view: the first process sends the job's, each process its share of
         time waiting for data."""
-        told = heartbeat()
-        if not told.is_supervised:
+        supervisor = heartbeat()
+        if not supervisor.is_supervised:
             return
         if is_process_zero():
-            told.values(number, {name: value for name, value in record.items() if name.startswith(SUPERVISED_PREFIXES)})
+            supervisor.values(
+                number, {name: value for name, value in record.items() if name.startswith(SUPERVISED_PREFIXES)}
+            )
         if record.get("seconds/step"):
-            told.facts(data_wait=round(record.get("seconds/data_stall", 0.0) / record["seconds/step"], 4))
+            supervisor.facts(data_wait=round(record.get("seconds/data_stall", 0.0) / record["seconds/step"], 4))
 
     def _speed(self, per_second: float) -> dict[str, float]:
         """Return tokens, or the task's other unit, per second, and the share of the devices' peak."""
@@ -389,7 +393,7 @@ def describe_skipped_updates(number: int, values: Mapping[str, float]) -> str:
     )
 
 
-def _way_out(experiment: Experiment, values: Mapping[str, float]) -> str:
+def _skipped_updates_advice(experiment: Experiment, values: Mapping[str, float]) -> str:
     """Return advice for too many skipped updates."""
     if values["loss"] == 0 and values["gradient_norm"] == 0:
         return (
@@ -423,7 +427,7 @@ def _named(values: Mapping[str, float]) -> dict[str, float]:
     return {f"train/{name}": value for name, value in values.items() if name != "skipped_in_a_row"}
 
 
-def _tell_first_step() -> None:
+def _report_first_step() -> None:
     """Report to a supervisor when this process has taken its first step, its CPU time, and the programs
     compiled for it."""
     done = compilation_stats()
@@ -449,8 +453,8 @@ def measure_peak(prepared: PreparedRun) -> Peak:
     """
     placement = getattr(prepared.step, "placement", None)
     devices = [jax.devices()[0]] if placement is None else list(placement.devices.devices.flat)
-    found = find_peak_flops(devices, prepared.task.compute_dtype) if is_process_zero() else None
-    if jax.process_count() == 1 and found is not None:
-        return found
-    told = broadcast_text("" if found is None else json.dumps(dataclasses.asdict(found)))
-    return Peak(**json_reader.parse(told, constants=True))
+    peak = find_peak_flops(devices, prepared.task.compute_dtype) if is_process_zero() else None
+    if jax.process_count() == 1 and peak is not None:
+        return peak
+    text = broadcast_text("" if peak is None else json.dumps(dataclasses.asdict(peak)))
+    return Peak(**json_reader.parse(text, constants=True))

@@ -74,8 +74,8 @@ def open_ledger(prepared: PreparedRun, say: LogFn) -> Iterator[Ledger]:
             yield ledger
         except BaseException as error:
             # An error that is found before the first step is not a failure to recover from.
-            how = "refused" if isinstance(error, PanaxError) and not ledger.has_begun else "error"
-            ledger.close(f"{how}: {type(error).__name__}: {error}")
+            outcome = "refused" if isinstance(error, PanaxError) and not ledger.has_begun else "error"
+            ledger.close(f"{outcome}: {type(error).__name__}: {error}")
             raise
         ledger.close()
     if folder is not None:

@@ -54,7 +54,7 @@ class BatchSearch:
     """Result of `find_batch`.
 
     Attributes:
-        rows: Most rows per device that fit at one time.
+        rows: Maximum number of rows per device that fit at one time.
         total_bytes: Memory that this step takes on each device.
         memory_bytes: Memory that a step may take on each device: `MAX_MEMORY_SHARE` of its memory.
         ways: Number of devices over which the rows of a batch are split.
@@ -88,8 +88,8 @@ def find_batch(
     devices: Any = None,
     say: LogFn = lambda line: None,
 ) -> BatchSearch:
-    """Find the most rows that each device can train on at one time. Steps are compiled, and their memory is
-    read; none is run.
+    """Find the maximum number of rows that each device can train on at one time. Steps are compiled, and their
+    memory is read; none is run.
 
     Above 16 rows the answer is a multiple of an eighth of a power of 2.
 
@@ -131,8 +131,8 @@ def find_batch(
     rows = find_largest(fits, max(1, batch_size // (ways * config.micro_batches)))
     total = tried[rows].total_bytes if rows else None
     if total is None:
-        least = tried[1].total_bytes
-        takes = "more than the compiler accepts" if least is None else format_bytes(least)
+        one_row_bytes = tried[1].total_bytes
+        takes = "more than the compiler accepts" if one_row_bytes is None else format_bytes(one_row_bytes)
         raise LayoutError(
             f"one row on each device takes {takes}, where {format_bytes(limit)} may be used: shard over more devices "
             f"(--mesh.fsdp, --mesh.tensor), use --task.remat full, or shorter rows"
@@ -156,11 +156,11 @@ def find_largest(fits: Callable[[int], bool], first: int) -> int:
     >>> find_largest(lambda rows: rows <= 13, 1), find_largest(lambda rows: rows <= 101, 4), find_largest(lambda rows: False, 4)
     (13, 96, 0)
     """
-    asked = functools.cache(fits)
+    cached_fits = functools.cache(fits)
     low = 1 << (min(first, MAX_ROWS).bit_length() - 1)
-    while low and not asked(low):
+    while low and not cached_fits(low):
         low //= 2
-    while 0 < low < MAX_ROWS and asked(2 * low):
+    while 0 < low < MAX_ROWS and cached_fits(2 * low):
         low *= 2
     if not low or low == MAX_ROWS:
         return low
@@ -168,7 +168,7 @@ def find_largest(fits: Callable[[int], bool], first: int) -> int:
     good, bad = low // unit, 2 * low // unit
     while bad - good > 1:
         middle = (good + bad) // 2
-        good, bad = (middle, bad) if asked(middle * unit) else (good, middle)
+        good, bad = (middle, bad) if cached_fits(middle * unit) else (good, middle)
     return good * unit
 
 

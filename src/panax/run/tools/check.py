@@ -93,10 +93,10 @@ def check(
         if experiment.checkpoint.directory:
             chosen.append(checkpoint_location(experiment))
     version = sys.modules[__name__.partition(".")[0]].__version__
-    wanted = list(dict.fromkeys([*chosen, *map(str, places)]))
-    profile, broken = measure(placement.mesh, uses, wanted, version, say)
+    measured_places = list(dict.fromkeys([*chosen, *map(str, places)]))
+    profile, broken = measure(placement.mesh, uses, measured_places, version, say)
     result = Preflight(profile, (*find_problems(profile), *broken))
-    result = dataclasses.replace(result, kept=_keep(profile, save))
+    result = dataclasses.replace(result, kept=_write_profile(profile, save))
     if page is not None:
         full_result = full_check(version, say)
         checked = [*format_figures(profile), *format_findings(result)]
@@ -118,16 +118,16 @@ def _summarize_findings(result: Preflight) -> str:
 
 def _of_run(experiment: Experiment, say: LogFn) -> tuple[Placement, list[CollectiveUse] | None]:
     """Return the mesh of a run and the collectives of its step; None for the latter if they are not known."""
-    found = sketch_step(experiment, jax.devices(), say)
-    if not isinstance(found.step, CompiledStep):
+    sketch = sketch_step(experiment, jax.devices(), say)
+    if not isinstance(sketch.step, CompiledStep):
         return Placement.create(devices=jax.devices()[:1]), None
-    placement = found.step.placement
-    if not found.task.names_axes or placement.devices.size == 1:
+    placement = sketch.step.placement
+    if not sketch.task.names_axes or placement.devices.size == 1:
         return placement, None
-    return placement, summarize_uses(walk_step(found.step, found.batch()).traffic)
+    return placement, summarize_uses(walk_step(sketch.step, sketch.batch()).traffic)
 
 
-def _keep(profile: HardwareProfile, save: str | Path | None) -> Path | None:
+def _write_profile(profile: HardwareProfile, save: str | Path | None) -> Path | None:
     """Write the profile to `save` or to the cache; return its path in every process, or None if the cache
     can't be written."""
     failed, path = "", expand_user(save) if save is not None else profile_path(profile)
@@ -140,5 +140,5 @@ def _keep(profile: HardwareProfile, save: str | Path | None) -> Path | None:
             path = None
     if failed := broadcast_text(failed):
         raise CheckError(failed)
-    kept = broadcast_text("" if path is None else str(path))
-    return Path(kept) if kept else None
+    written = broadcast_text("" if path is None else str(path))
+    return Path(written) if written else None

@@ -18,8 +18,8 @@ class RateSearch:
         smoothed: The smoothed losses.
         recommended: A tenth of the rate at the lowest smoothed loss; None if the curve does not allow a
             recommendation.
-        steepest: The rate at which the smoothed loss falls fastest, by the logarithm of the rate; None in the
-            same case.
+        steepest: The rate at which the smoothed loss falls fastest, by the logarithm of the rate; None if no
+            rate is recommended.
         diverged: True if the losses ended the test before the highest rate.
         peak: The value for `optimizer.schedule.peak`: the recommended rate, divided by the factor of its
             batch-size rule.

@@ -56,7 +56,7 @@ def write_page(search: RateSearch, name: str, output: str | Path) -> Path:
     """Write the page to `output`.
 
     Raises:
-        DataError: It can't be written.
+        DataError: The page can't be written.
     """
     return html.write_page(output, f"Learning rate of {name}", _sections(search), parents=True)
 

@@ -85,8 +85,8 @@ def find_lr(
     output: str | Path | None = None,
     say: LogFn = lambda line: None,
 ) -> RateSearch:
-    """Train for some steps with a rising learning rate, and recommend one. Nothing is saved; the run's folder
-    is not touched.
+    """Train for a few steps with a rising learning rate, and recommend a rate. Nothing is saved; the run's
+    folder is not touched.
 
     The step is that of the experiment, with its batches, clipping and mesh. The test ends when the loss is
     not finite, or is back above its first value after it had fallen.
@@ -96,11 +96,11 @@ def find_lr(
         say: Called with messages for the user, a line at a time.
 
     Raises:
-        RecipeError: A rate or a number can't be used, or the optimizer brings its own learning rate.
+        RecipeError: A rate or a number of steps is invalid, or the optimizer has its own learning rate.
         DataError: The data ends too soon, or the page can't be written.
     """
     check_experiment(experiment, "find_lr")
-    tried = RateRange(lowest=lowest, highest=highest, steps=steps, smoothing=smoothing)
+    rates = RateRange(lowest=lowest, highest=highest, steps=steps, smoothing=smoothing)
     check_single_process("find_lr")
     usual = experiment.optimizer
     # Any batch size and a run long enough for any warm-up will do: this only checks that there is a rate.
@@ -111,11 +111,11 @@ def find_lr(
         )
     rising = CustomSchedule(function=lambda step: lowest * (highest / lowest) ** (jnp.float32(step) / (steps - 1)))
     test_experiment = dataclasses.replace(
-        experiment, optimizer=dataclasses.replace(usual, schedule=rising), num_steps=tried.steps
+        experiment, optimizer=dataclasses.replace(usual, schedule=rising), num_steps=rates.steps
     )
     prepared = prepare(test_experiment, say)
-    losses, rows = _losses(prepared, tried)
-    search = analyze_lr_range_test(losses, tried, _per_peak(usual.schedule, rows))
+    losses, rows = _losses(prepared, rates)
+    search = analyze_lr_range_test(losses, rates, _per_peak(usual.schedule, rows))
     if output is not None:
         write_page(search, experiment.name, output)
     return search
@@ -126,17 +126,17 @@ def _per_peak(schedule: Schedule | CustomSchedule, rows: int) -> float:
     return schedule.scale_to_batch(rows).peak / schedule.peak if isinstance(schedule, Schedule) else 1.0
 
 
-def _losses(prepared: PreparedRun, tried: RateRange) -> tuple[list[float], int]:
+def _losses(prepared: PreparedRun, rates: RateRange) -> tuple[list[float], int]:
     """Train and return (the losses of the steps, the rows of a batch)."""
     step, state, losses, rows = prepared.step, prepared.step.init(prepared.experiment.seed), [], 0
-    with contextlib.closing(prefetch_to_device(prepared.data.train, step, max_batches=tried.steps)) as batches:
+    with contextlib.closing(prefetch_to_device(prepared.data.train, step, max_batches=rates.steps)) as batches:
         for batch, _, _ in batches:
             rows = jax.tree.leaves(batch)[0].shape[0]
             state, scalars = step(state, batch)
             losses.append(float(scalars["loss"]))
-            if has_diverged(losses, tried.smoothing):
+            if has_diverged(losses, rates.smoothing):
                 break
-    if len(losses) < min(tried.steps, MIN_STEPS) and not has_diverged(losses, tried.smoothing):
+    if len(losses) < min(rates.steps, MIN_STEPS) and not has_diverged(losses, rates.smoothing):
         raise DataError(
             f"the data ended after {len(losses)} steps; provide more, or smaller batches: {MIN_STEPS} are a curve"
         )
@@ -149,11 +149,11 @@ def smooth_losses(losses: Sequence[float], smoothing: float) -> list[float]:
     >>> smooth_losses([4.0, 2.0], 0.5)
     [4.0, 2.6666666666666665]
     """
-    found, mean = [], 0.0
+    smoothed, mean = [], 0.0
     for count, loss in enumerate(losses, start=1):
         mean = smoothing * mean + (1 - smoothing) * loss
-        found.append(mean / (1 - smoothing**count))
-    return found
+        smoothed.append(mean / (1 - smoothing**count))
+    return smoothed
 
 
 def has_diverged(losses: Sequence[float], smoothing: float) -> bool:
@@ -177,22 +177,22 @@ def _first(losses: Sequence[float]) -> float:
     return min(finite[0], float(np.median(finite))) if finite else math.nan
 
 
-def analyze_lr_range_test(losses: Sequence[float], tried: RateRange, per_peak: float = 1.0) -> RateSearch:
+def analyze_lr_range_test(losses: Sequence[float], rate_range: RateRange, per_peak: float = 1.0) -> RateSearch:
     """Derive a recommendation from the losses of a range test."""
-    smoothed = smooth_losses(losses, tried.smoothing)
-    rates = [tried.rate(step) for step in range(len(losses))]
+    smoothed = smooth_losses(losses, rate_range.smoothing)
+    rates = [rate_range.rate(step) for step in range(len(losses))]
     finite = [n for n, loss in enumerate(smoothed) if math.isfinite(loss)]
-    diverged = has_diverged(losses, tried.smoothing)
-    why = _why_none(losses, smoothed, finite, diverged)
+    diverged = has_diverged(losses, rate_range.smoothing)
+    reason = _why_none(losses, smoothed, finite, diverged)
     recommended = steepest = None
-    if not why:
+    if not reason:
         lowest = min_finite(finite, key=lambda n: smoothed[n])
         slopes = np.gradient([smoothed[n] for n in finite[: lowest + 1]])
         steepest = rates[int(np.argmin(slopes))]
         recommended = rates[lowest] / RATE_DIVISOR
     return RateSearch(
         tuple(rates), tuple(losses), tuple(smoothed), recommended, steepest, diverged,
-        None if recommended is None else recommended / per_peak, why,
+        None if recommended is None else recommended / per_peak, reason,
     )  # fmt: skip
 
 

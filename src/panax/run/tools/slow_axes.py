@@ -50,10 +50,10 @@ def resolve_slow_axes(
     if len(measured) > 1 and measured.keys() >= set(copies):
         fastest = max(measured.values())
         slow = tuple(axis for axis in copies if measured[axis] * SLOW_FACTOR < fastest)
-        why = "measured: " + ", ".join(f"{axis} {rate / 1e9:.3g} GB/s" for axis, rate in measured.items())
+        reason = "measured: " + ", ".join(f"{axis} {rate / 1e9:.3g} GB/s" for axis, rate in measured.items())
     else:
         slow = tuple(axis for axis in copies if crosses_hosts(placement, axis))
-        why = "there is no profile of this mesh (`panax check`); " + (
+        reason = "there is no profile of this mesh (`panax check`); " + (
             f"{' and '.join(slow)} {'crosses' if len(slow) == 1 else 'cross'} hosts"
             if slow
             else "no axis crosses hosts"
@@ -63,9 +63,9 @@ def resolve_slow_axes(
     if not slow:
         among = " and ".join(copies) or "an axis of copies, which this mesh does not have"
         raise RecipeError(
-            f"comms.over=auto finds no slow axis among {among}: {why}; name one in comms.over, or remove comms"
+            f"comms.over=auto finds no slow axis among {among}: {reason}; name one in comms.over, or remove comms"
         )
-    say(f"comms.over     {' and '.join(slow)}: {why}")
+    say(f"comms.over     {' and '.join(slow)}: {reason}")
     program = dataclasses.replace(program, comms=dataclasses.replace(program.comms, over=slow))
     _advise(program, placement, say)
     return program
@@ -118,15 +118,15 @@ def _measured(placement: Placement, folder: str | None) -> dict[str, float]:
     first process finds; empty without one."""
     kind = placement.devices.devices.flat[0].device_kind
     paths = [*([] if folder is None else [profile_in(folder)]), *sorted(profiles_folder().glob("*.json"))]
-    found = newest_profile(kind, placement.sizes, paths) if is_process_zero() else None
-    rates = {} if found is None else axis_bandwidths(found[0], placement.sizes)
+    profile = newest_profile(kind, placement.sizes, paths) if is_process_zero() else None
+    rates = {} if profile is None else axis_bandwidths(profile[0], placement.sizes)
     return json_reader.parse(broadcast_text(json.dumps(rates)), constants=True)
 
 
 def axis_bandwidths(profile: HardwareProfile, sizes: Mapping[str, int]) -> dict[str, float]:
     """Return the bandwidth of each axis' fastest kind of collective, in bytes per second."""
-    found: dict[str, float] = {}
+    bandwidths: dict[str, float] = {}
     for rates in profile.collectives:
         if len(rates.axes) == 1 and sizes[rates.axes[0]] > 1 and math.isfinite(rates.bandwidth):
-            found[rates.axes[0]] = max(found.get(rates.axes[0], 0.0), rates.bandwidth)
-    return {axis: found[axis] for axis in MESH_AXES if axis in found}
+            bandwidths[rates.axes[0]] = max(bandwidths.get(rates.axes[0], 0.0), rates.bandwidth)
+    return {axis: bandwidths[axis] for axis in MESH_AXES if axis in bandwidths}

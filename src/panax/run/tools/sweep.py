@@ -193,7 +193,7 @@ def sweep(
         say: Called with each message for the user, a line at a time; see `fit`.
 
     Raises:
-        RecipeError: There is no such setting, or a value can't be used.
+        RecipeError: A setting does not exist, or a value is invalid.
     """
     for name, values in settings.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
@@ -252,7 +252,7 @@ def replace_setting(settings: Any, name: str, value: Any) -> Any:
     """Replace the value of one setting of a frozen dataclass, by its dotted name.
 
     Raises:
-        RecipeError: There is no such setting.
+        RecipeError: The setting does not exist.
     """
     first, _, rest = name.partition(".")
     if not dataclasses.is_dataclass(settings) or isinstance(settings, type):

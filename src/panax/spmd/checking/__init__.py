@@ -37,13 +37,13 @@ def check_program(program: ClosedJaxpr) -> None:
     for finding in find_problems(program):
         causes.setdefault((finding.reason, source_line(finding.source)), []).append(finding)
     if causes:
-        lines = [format_finding(found) for found in causes.values()]
+        lines = [format_finding(by_cause) for by_cause in causes.values()]
         more = [f"and {len(lines) - MAX_CAUSES} more"] if len(lines) > MAX_CAUSES else []
         raise LayoutError("\n".join([*lines[:MAX_CAUSES], *more]))
 
 
 def find_problems(program: ClosedJaxpr) -> Iterator[ShardingFinding]:
-    """Yield what is wrong, axis by axis, in program order."""
+    """Yield the findings, axis by axis, in program order."""
     for equation in _manual_programs(open_jaxpr(program)):
         jaxpr, sizes, in_specs, out_specs = read_shard_map(equation)
         for axis, size in sizes.items():
@@ -56,13 +56,13 @@ def find_problems(program: ClosedJaxpr) -> Iterator[ShardingFinding]:
                 yield from wrong_results(results, out_specs, axis, jaxpr)
 
 
-def format_finding(found: list[ShardingFinding]) -> str:
+def format_finding(findings: list[ShardingFinding]) -> str:
     """Format the findings of one cause for an error message."""
-    axes = list(dict.fromkeys(finding.axis for finding in found))
-    values = list(dict.fromkeys(finding.what for finding in found))
+    axes = list(dict.fromkeys(finding.axis for finding in findings))
+    values = list(dict.fromkeys(finding.what for finding in findings))
     over = f"mesh axis {axes[0]!r}" if len(axes) == 1 else f"mesh axes {', '.join(map(repr, axes))}"
     others = f" (and {len(values) - 1} more values)" if len(values) > 1 else ""
-    return f"over {over}, {values[0]}{others} {found[0].reason} [{source_line(found[0].source)}]"
+    return f"over {over}, {values[0]}{others} {findings[0].reason} [{source_line(findings[0].source)}]"
 
 
 def _manual_programs(jaxpr: Jaxpr) -> Iterator[Any]:

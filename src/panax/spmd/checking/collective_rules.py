@@ -115,9 +115,8 @@ COLLECTIVE_RULES: dict[str, CollectiveRule] = {
 
 
 def infer_mark(equation: Any, states: States, axis: str) -> tuple[AxisState, str]:
-    """Return the state after a mark, and what is wrong if a checked value has another state; empty if nothing
-    is.
-    """
+    """Return (the state after a mark, the error if a checked value has a state that the mark does not allow,
+    otherwise an empty text)."""
     state, *operands = states
     mark = read_mark(equation)
     if mark is None or axis not in mark.states:
@@ -129,22 +128,22 @@ def infer_mark(equation: Any, states: States, axis: str) -> tuple[AxisState, str
         return (ZERO if state.kind is Kind.ZERO else declared_state(holds[0], mark.dim)), ""
     if mark.mark is ShardingMark.SHARED:
         return _shared(equation, state), ""
-    if state.kind in (Kind.ZERO, Kind.UNKNOWN) or any(_is(state, what) for what in holds):
+    if state.kind in (Kind.ZERO, Kind.UNKNOWN) or any(_is(state, allowed) for allowed in holds):
         return state, ""
     if state.kind is Kind.WRONG:
         return UNKNOWN, state.reason
-    return UNKNOWN, _unexpected(state, [what.name for what in holds])
+    return UNKNOWN, _unexpected(state, [allowed.name for allowed in holds])
 
 
-def _is(state: AxisState, wanted: ValueState) -> bool:
+def _is(state: AxisState, allowed: ValueState) -> bool:
     if state.kind is Kind.CONSTANT:
-        return wanted in (ValueState.WHOLE, ValueState.PARTIAL)
+        return allowed in (ValueState.WHOLE, ValueState.PARTIAL)
     kinds = {ValueState.WHOLE: Kind.WHOLE, ValueState.PARTIAL: Kind.PARTIAL}
-    return state.kind is kinds.get(wanted, Kind.SPLIT) and not (wanted is ValueState.OWN and state.dims)
+    return state.kind is kinds.get(allowed, Kind.SPLIT) and not (allowed is ValueState.OWN and state.dims)
 
 
-def _unexpected(state: AxisState, wanted: list[str]) -> str:
-    if state.kind is Kind.WHOLE and "PARTIAL" in wanted:
+def _unexpected(state: AxisState, allowed: list[str]) -> str:
+    if state.kind is Kind.WHOLE and "PARTIAL" in allowed:
         return (
             "is equal on every device and will be summed over them, which gives a multiple of it; if all devices compute the "
             "same loss, apply split_cotangent first"

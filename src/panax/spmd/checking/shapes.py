@@ -60,9 +60,9 @@ def _spans(shape: tuple[int, ...]) -> list[int]:
     return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
-def drop_dims(gone: Iterable[int], state: AxisState) -> set[Part]:
-    """Return the parts along the remaining dimensions, renumbered after `gone` are removed."""
-    removed = frozenset(gone)
+def drop_dims(dims: Iterable[int], state: AxisState) -> set[Part]:
+    """Return the parts along the remaining dimensions, renumbered after `dims` are removed."""
+    removed = frozenset(dims)
     return state.move_dims(lambda dim: None if dim in removed else dim - sum(g < dim for g in removed))
 
 

@@ -37,7 +37,7 @@ class AxisState:
             independent.
         dims: The dimension numbers of `parts`.
         source: The equation that produced it, if an error message needs it.
-        reason: What is wrong, if it is.
+        reason: The error, if the state is wrong.
     """
 
     __slots__ = ("dims", "kind", "parts", "reason", "source")

@@ -34,10 +34,10 @@ def infer_reduction(equation: Any, states: States) -> AxisState:
     return LONE if result is PARTIAL and all(shape[dim] == 1 for dim in state.dims) else result
 
 
-def _summed(equation: Any, left: set[Part]) -> AxisState:
-    """Return the state of a sum over split dimensions, with `left` as the parts that remain."""
-    if left or not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
-        return sharded_state(left, equation)
+def _summed(equation: Any, remaining: set[Part]) -> AxisState:
+    """Return the state of a sum over split dimensions, of which the parts `remaining` are left."""
+    if remaining or not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
+        return sharded_state(remaining, equation)
     return PARTIAL
 
 
@@ -152,13 +152,13 @@ def infer_gather(equation: Any, states: States) -> AxisState:
         return operand if operand.kind is Kind.PARTIAL else combine_states((operand, numbers))
     if UNKNOWN in (operand, numbers):
         return UNKNOWN
-    how = dimension_numbers(equation)
+    dim_numbers = dimension_numbers(equation)
     rank = len(equation.outvars[0].aval.shape)
-    batch = [dim for dim in range(rank) if dim not in how.offset_dims]
-    gone = (*how.collapsed_slice_dims, *how.operand_batching_dims)
-    kept = [dim for dim in range(len(equation.invars[0].aval.shape)) if dim not in gone]
-    place = dict(zip(kept, how.offset_dims))
-    for dim, along in zip(how.operand_batching_dims, how.start_indices_batching_dims):
+    batch = [dim for dim in range(rank) if dim not in dim_numbers.offset_dims]
+    removed = (*dim_numbers.collapsed_slice_dims, *dim_numbers.operand_batching_dims)
+    remaining = [dim for dim in range(len(equation.invars[0].aval.shape)) if dim not in removed]
+    place = dict(zip(remaining, dim_numbers.offset_dims))
+    for dim, along in zip(dim_numbers.operand_batching_dims, dim_numbers.start_indices_batching_dims):
         place[dim] = batch[along]
     return sharded_state(numbers.move_dims(dict(enumerate(batch)).get) | operand.move_dims(place.get), equation)
 
@@ -190,9 +190,9 @@ def infer_scatter(equation: Any, states: States) -> AxisState:
         if term.kind is Kind.PARTIAL:
             return PARTIAL if all(state.kind is Kind.PARTIAL for state in live) else _mixed(equation, live)
         return combine_states((operand, term))
-    how = dimension_numbers(equation)
+    dim_numbers = dimension_numbers(equation)
     # Otherwise the result is split where the windows are, and where rows written by index land.
-    into = set(how.scatter_dims_to_operand_dims) if places and not adds else set()
+    into = set(dim_numbers.scatter_dims_to_operand_dims) if places and not adds else set()
     into = {int(dim) for dim in window | into}
     return combine_states((operand, sharded_state(into, equation))) if operand.kind is not Kind.PARTIAL else operand
 
@@ -201,16 +201,21 @@ def _places(equation: Any, numbers: AxisState, updates: AxisState) -> tuple[set[
     """Return the split dimensions of the updates that enumerate indices, and the operand's split window
     dimensions.
     """
-    how = dimension_numbers(equation)
+    dim_numbers = dimension_numbers(equation)
     rank = len(equation.invars[2].aval.shape)
-    batch = [dim for dim in range(rank) if dim not in how.update_window_dims]
+    batch = [dim for dim in range(rank) if dim not in dim_numbers.update_window_dims]
     dims = updates.dims | {batch[dim] for dim in numbers.dims if dim < len(batch)}
-    gone = (*how.inserted_window_dims, *how.operand_batching_dims)
-    kept = [dim for dim in range(len(equation.invars[0].aval.shape)) if dim not in gone]
-    window = {kept[how.update_window_dims.index(dim)] for dim in dims if dim in how.update_window_dims}
-    together_ = {batch[along]: dim for dim, along in zip(how.operand_batching_dims, how.scatter_indices_batching_dims)}
+    removed = (*dim_numbers.inserted_window_dims, *dim_numbers.operand_batching_dims)
+    remaining = [dim for dim in range(len(equation.invars[0].aval.shape)) if dim not in removed]
+    window = {
+        remaining[dim_numbers.update_window_dims.index(dim)] for dim in dims if dim in dim_numbers.update_window_dims
+    }
+    together_ = {
+        batch[along]: dim
+        for dim, along in zip(dim_numbers.operand_batching_dims, dim_numbers.scatter_indices_batching_dims)
+    }
     window |= {together_[dim] for dim in dims if dim in together_}
-    places = {dim for dim in dims if dim not in how.update_window_dims and dim not in together_}
+    places = {dim for dim in dims if dim not in dim_numbers.update_window_dims and dim not in together_}
     return places, window
 
 

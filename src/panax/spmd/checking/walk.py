@@ -77,32 +77,32 @@ class Walk:
         """Return the states of a jaxpr's results; cached by jaxpr and input states."""
         jaxpr = open_jaxpr(program)
         key = (id(jaxpr), tuple(states))
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._run(jaxpr, states)
+        cached = self._known.get(key)
+        if cached is None:
+            cached = self._known[key] = self._run(jaxpr, states)
             self._held.append(jaxpr)
-        return found
+        return cached
 
     def _run(self, jaxpr: Jaxpr, states: Sequence[AxisState]) -> list[AxisState]:
         known: dict[Any, AxisState] = dict.fromkeys(jaxpr.constvars, CONSTANT)
         known.update(zip(jaxpr.invars, states))
-        made: dict[Any, Any] = {}
+        producers: dict[Any, Any] = {}
         for equation in jaxpr.eqns:
             operands = [_literal(v) if isinstance(v, Literal) else known[v] for v in equation.invars]
             if equation.primitive is mark_p:
-                results = self._marked(equation, operands, made)
+                results = self._marked(equation, operands, producers)
             else:
                 results = self._equation(equation, operands)
             for variable, state in zip(equation.outvars, results):
                 known[variable] = state
-                made[variable] = equation
+                producers[variable] = equation
         return [_literal(v) if isinstance(v, Literal) else known[v] for v in jaxpr.outvars]
 
-    def _marked(self, equation: Any, operands: list[AxisState], made: dict[Any, Any]) -> list[AxisState]:
+    def _marked(self, equation: Any, operands: list[AxisState], producers: dict[Any, Any]) -> list[AxisState]:
         state, reason = infer_mark(equation, operands, self.axis)
         mark = read_mark(equation)
         if reason and mark is not None:
-            source = operands[0].source or made.get(equation.invars[0])
+            source = operands[0].source or producers.get(equation.invars[0])
             self.findings[id(equation)] = ShardingFinding(mark.label, reason, self.axis, source)
         return [state]
 
@@ -135,7 +135,7 @@ class Walk:
             results = self.run(body, [*fixed, *carry, *rows])
             return results[:carries], results[carries:]
 
-        carry, others = self._settled(once, carry, equation)
+        carry, others = self._iterate_to_fixed_point(once, carry, equation)
         return [*carry, *(_moved(state, 1) for state in others)]
 
     def _while(self, equation: Any, operands: list[AxisState]) -> list[AxisState]:
@@ -145,22 +145,22 @@ class Walk:
         def once(carry: Sequence[AxisState]) -> tuple[Sequence[AxisState], Sequence[AxisState]]:
             return self.run(body, [*of_body, *carry]), ()
 
-        carry, _ = self._settled(once, carry, equation)
+        carry, _ = self._iterate_to_fixed_point(once, carry, equation)
         (test,) = self.run(condition, [*of_test, *carry])
         return [_chosen(test, state, equation) for state in carry]
 
-    def _settled(
+    def _iterate_to_fixed_point(
         self, once: Any, carry: Sequence[AxisState], equation: Any
     ) -> tuple[list[AxisState], Sequence[AxisState]]:
         """Iterate a loop's body until the states of its carry no longer change."""
-        now, others = list(carry), ()
+        latest, others = list(carry), ()
         for _ in range(MAX_ROUNDS):
-            after, others = once(now)
-            following = [join_states(old, new, equation) for old, new in zip(now, after)]
-            if following == now:
-                return now, others
-            now = following
-        return [UNKNOWN if state.kind not in FIXED else state for state in now], others
+            after, others = once(latest)
+            following = [join_states(old, new, equation) for old, new in zip(latest, after)]
+            if following == latest:
+                return latest, others
+            latest = following
+        return [UNKNOWN if state.kind not in FIXED else state for state in latest], others
 
     def _cond(self, equation: Any, operands: list[AxisState]) -> list[AxisState]:
         test, *rest = operands
@@ -207,13 +207,15 @@ def wrong_results(
     states: Sequence[AxisState], specs: Sequence[Any], axis: str, jaxpr: Jaxpr
 ) -> Iterator[ShardingFinding]:
     """Yield the results with states that do not match a `shard_map`'s specs."""
-    made: dict[Any, Any] = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
+    producers: dict[Any, Any] = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
     for number, (state, spec) in enumerate(zip(states, specs)):
         if state.kind is Kind.WRONG:
             yield ShardingFinding(f"result {number}", state.reason, axis, state.source)
         elif not any(axis in _names(names) for names in spec) and state.kind in (Kind.SPLIT, Kind.PARTIAL):
             reason = f"should be equal on every device, and is {describe_state(state)}; reduce it, or gather it"
-            yield ShardingFinding(f"result {number}", reason, axis, state.source or made.get(jaxpr.outvars[number]))
+            yield ShardingFinding(
+                f"result {number}", reason, axis, state.source or producers.get(jaxpr.outvars[number])
+            )
 
 
 def _names(names: Any) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A frozen matrix in few bits: codes and a scale for each block along its inputs, as it is stored, moved and kept.
+"""A frozen matrix in few bits: codes, and a scale for each block along its inputs.
 
     weight = quantize_weight(w, num_inputs=1, num_outputs=2, format=NF4, block=64)
 
@@ -33,7 +33,7 @@ class QuantizedWeight(eqx.Module):
         inner: Sizes of the input axes after the first, which no mesh axis splits.
         num_outputs: Number of output axes.
         block: Number of inputs with one scale.
-        value_dtype: Dtype of the matrix that it was made from.
+        value_dtype: Dtype of the matrix before quantization.
     """
 
     codes: Any
@@ -65,7 +65,7 @@ class QuantizedWeight(eqx.Module):
         return {"codes": stored, "scales": stored}
 
     def contract(self, text: str, x: jax.Array, out_dtype: Any) -> jax.Array:
-        """Contract an activation with the weight, of which nothing but codes and scales is kept for the backward pass."""
+        """Contract an activation with the weight; only codes and scales are saved for the backward pass."""
 
         def product(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
             return contract_value(text, x, jax.lax.stop_gradient(weight), out_dtype)
@@ -98,7 +98,7 @@ def quantize_weight(
     """Quantize a matrix of the axes `(*copies, *inputs, *outputs)`.
 
     Args:
-        dtype: The value's dtype by default; that of `w` if None.
+        dtype: Default dtype of the dequantized matrix; None for that of `w`.
 
     Raises:
         ValueError: The inputs are not whole blocks.

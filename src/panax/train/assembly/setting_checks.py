@@ -34,7 +34,7 @@ def check_update_count(num_steps: int, updates_per_step: int) -> None:
     """Check that the number of updates fits 32 bits.
 
     Raises:
-        RecipeError: It does not; the message gives the maximum number of steps.
+        RecipeError: The number does not fit; the message gives the maximum number of steps.
     """
     updates = num_steps * updates_per_step
     if updates >= 2**31:
@@ -48,7 +48,7 @@ def check_rows_together(task: Task, config: StepConfig, comms: Comms | None) -> 
     """Check that no setting splits the batch of a task with a loss that compares its rows.
 
     Raises:
-        RecipeError: A setting does; the message names it.
+        RecipeError: A setting splits the batch; the message names it.
     """
     if task.sums_over_rows:
         return
