@@ -44,7 +44,7 @@ def test_inspect_shows_the_layout(recipe, capsys):
     assert "0.bias (frozen)" in out and "all-reduce" in out
 
 
-def test_train_takes_flags_and_goes_on(recipe, capsys):
+def test_train_takes_flags_and_continues(recipe, capsys):
     assert main(["train", recipe, "--optimizer.schedule.peak", "0.01"]) == 0
     out = capsys.readouterr().out
     assert "requires_grad=False and stay as they are" in " ".join(out.split()) and "tiny: 4 steps in runs/tiny" in out

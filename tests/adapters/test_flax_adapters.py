@@ -296,6 +296,6 @@ def test_a_mode_that_is_a_field_is_turned_in_evaluation(make):
     assert float(evaluated(task, train=False).losses["objective"].mean) == 0
 
 
-def test_a_field_that_says_that_it_does_not_train_is_kept():
+def test_a_field_that_declares_itself_untrained_is_kept():
     task = flax_linen.task(LinenOfTheMode(train=False), square, example=BATCH)
     assert float(evaluated(task).losses["objective"].mean) == 0

@@ -234,7 +234,7 @@ def test_generators_and_seeds_draw_from_the_key():
     adapted.model.rebuild(*adapted.model.initial)
 
 
-def test_what_can_not_be_compared_is_said():
+def test_what_can_not_be_compared_is_reported():
     w = tf.Variable([[1.0], [1.0]], name="w")
 
     @tf.function

@@ -94,7 +94,7 @@ def test_it_trains_and_does_the_same_on_a_mesh(example, request):
     np.testing.assert_allclose(sharded, losses[:3], rtol=1e-4)
 
 
-def test_without_a_compiler_it_says_so(ffi, monkeypatch, tmp_path):
+def test_without_a_compiler_it_reports_it(ffi, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(SystemExit, match="needs a C\\+\\+17 compiler, and there is no no-such-compiler"):
         ffi["build"](tmp_path)

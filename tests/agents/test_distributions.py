@@ -48,7 +48,7 @@ def test_a_squashed_density_has_the_integral_1():
 
 
 @pytest.mark.parametrize("family", [Categorical(count=3), DiagonalGaussian(space=SPACE), SquashedGaussian(space=SPACE)])
-def test_what_is_drawn_has_the_entropy_that_is_said(family):
+def test_what_is_drawn_has_the_entropy_that_is_reported(family):
     count = 20_000
     keys = jax.random.split(jax.random.key(0), count)
     one = jnp.array([0.3, -0.8, 0.1]) if isinstance(family, Categorical) else numbers_of(1)[0]

@@ -238,7 +238,7 @@ def test_a_decoder_values_actions():
     assert float(step.evaluate(state, rows)["metrics"]["return"].value) > 0.9, "chance is 0.2"
 
 
-def test_a_target_network_follows_as_it_is_told():
+def test_a_target_network_follows_its_settings():
     hard = dataclasses.replace(DQN, tau=1.0, target_update_interval=3)
     params, state, _ = begun("dqn")
     other = jax.tree.map(lambda leaf: leaf + 1, params)

@@ -19,7 +19,7 @@ PPO = Ppo(environment=Endless(), policy=SMALL, environments=8, steps=4)
 DQN = Dqn(environment=Endless(), policy=SMALL, environments=8, batch_size=8, capacity=8000, warmup=1)
 
 
-def test_everything_that_a_task_may_say_is_passed_on_or_named():
+def test_every_setting_of_a_task_is_passed_on_or_named():
     """A new method of tasks fails here until somebody decides what it means for several runs."""
     said = {name for name in dir(CollectingTask) if not name.startswith("_")}
     passed_on = said & vars(Seeds).keys()
@@ -87,7 +87,7 @@ class NamingAxes(Ppo):
 @pytest.mark.parametrize(
     ("kind", "name"), [(OfGivenWeights, "load_initial"), (WithFloat16, "scales_loss"), (NamingAxes, "names_axes")]
 )
-def test_an_agent_that_says_what_is_not_passed_on_is_refused(kind, name):
+def test_an_agent_that_sends_unsupported_settings_is_refused(kind, name):
     """A method, a property and an attribute."""
     with pytest.raises(RecipeError, match=rf"{kind.__name__}.{name} has no effect in Seeds, .*; train it alone"):
         Seeds(task=kind(environment=Endless(), policy=SMALL))

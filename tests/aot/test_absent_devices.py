@@ -21,7 +21,7 @@ from panax.plan import parse_target, target_devices
         ("v6e-16", "TPU v6 lite"),
     ],
 )
-def test_there_are_as_many_as_the_name_says(name, kind):
+def test_there_are_as_many_as_the_name_states(name, kind):
     target = parse_target(name)
     devices = target_devices(target)
     assert len(devices) == target.count and kind in devices[0].device_kind

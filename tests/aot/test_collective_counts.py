@@ -50,7 +50,7 @@ def test_every_kind_over_every_axis_in_nested_loops(target):
 
 
 @pytest.mark.parametrize("target", ["h100x64", "v5e-16"])
-def test_a_sharded_stack_sends_what_theory_says(target):
+def test_a_sharded_stack_sends_what_theory_states(target):
     """ZeRO-3 with sequence parallelism: where compilers fuse, pipeline, peel, combine and run asynchronously."""
     mesh = mesh_for(target)
     layers, embed, ffn, length, micro = 4, 2048, 4096, 1024, 2

@@ -86,7 +86,7 @@ CASES = {
         for name, case in CASES.items()
     ],
 )
-def test_a_traced_step_sends_what_the_formula_says(case):
+def test_a_traced_step_sends_what_the_formula_states(case):
     step, batch = step_on(*case)
     cost: StepCost = walk_step(step, batch)
     assert cost.unknown == ()
@@ -113,7 +113,7 @@ def test_rows_are_given_out_and_taken_back_in_place():
     assert program.memory_analysis().alias_size_in_bytes >= 4 * shard * (8 + 1 + 2 + 1)  # Rows, sums, keys, steps.
 
 
-def test_keys_are_told_to_all_as_the_formula_says():
+def test_keys_are_gathered_on_all_devices_as_the_formula_states():
     step, batch = growing_step(fsdp=4, tensor=2)
     cost = walk_step(step, batch)
     assert cost.unknown == ()

@@ -502,7 +502,7 @@ def test_a_manifest_of_any_size_is_not_read(saved):
     manifest.write_bytes(intact)
 
 
-def test_a_store_that_lets_nothing_be_removed_keeps_all_and_says_it_once(tmp_path, placement, monkeypatch):
+def test_a_store_that_lets_nothing_be_removed_keeps_all_and_states_it_once(tmp_path, placement, monkeypatch):
     said: list[str] = []
     may_delete = [False]
     usual = LocalStore.delete

@@ -75,7 +75,7 @@ def test_trains_and_ends_with_all_that_is_promised(here, capsys):
     assert again[1] == out
 
 
-def test_a_fast_dev_run_says_that_it_runs(here, capsys):
+def test_a_fast_dev_run_states_that_it_runs(here, capsys):
     code, out, _ = panax(capsys, "train", RECIPE, "--fast-dev-run")
     assert code == 0 and "two steps of everything" in out and "it runs: data, steps, evaluation, saving" in out
     assert "a sample of the model's text" in out and "panax generate" not in out and not (here / "runs").exists()

@@ -95,7 +95,7 @@ def test_values_and_own_flags_are_left_alone():
 
 
 @pytest.mark.parametrize("command", [("-m", "panax", "--version"), ("-m", "panax.cli.main", "-V")])
-def test_it_says_its_version_at_once(command):
+def test_it_states_its_version_at_once(command):
     code = "import sys; assert not {'jax', 'numpy'} & set(sys.modules)"
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
     assert done.stdout == f"panax {panax.__version__}\n" and not done.stderr
@@ -118,7 +118,7 @@ def test_an_experiment_shows_what_it_sets():
     assert "num_steps=7" in shown and "seed" not in shown
 
 
-def test_what_plugins_say_of_absent_devices_is_left_out_and_all_else_is_said():
+def test_what_plugins_state_of_absent_devices_is_left_out_and_all_else_is_reported():
     code = (
         "import os, sys\n"
         "from panax.cli.plugins import suppress_plugin_warnings\n"
@@ -140,7 +140,7 @@ def test_what_plugins_say_of_absent_devices_is_left_out_and_all_else_is_said():
     assert done.stderr == "a true warning\nand one of Python\nafter\nsaid before an error\n"
 
 
-def test_what_a_library_says_before_it_aborts_is_not_lost():
+def test_what_a_library_states_before_it_aborts_is_not_lost():
     code = (
         "import os\n"
         "from panax.cli.plugins import suppress_plugin_warnings\n"
@@ -154,7 +154,7 @@ def test_what_a_library_says_before_it_aborts_is_not_lost():
         assert done.returncode == -6 and done.stderr == "F0000 driver: GPU 3 has fallen off the bus\n"
 
 
-def test_what_is_said_before_an_error_that_says_enough_is_left_out():
+def test_output_before_a_complete_error_is_left_out():
     code = (
         "import os\n"
         "from panax.cli.plugins import suppress_plugin_warnings\n"

@@ -44,7 +44,7 @@ def holder(tmp_path, monkeypatch):
     process.stdout.close()
 
 
-def test_a_run_that_trains_is_told_of_and_stopped(holder, capsys):
+def test_a_training_run_is_reported_and_stopped(holder, capsys):
     assert main(["status", "runs/held"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("held: trains, before the first step\n  panax train x\n")

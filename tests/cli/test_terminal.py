@@ -114,7 +114,7 @@ def test_a_heavy_import_would_be_seen():
 
 
 @pytest.mark.parametrize("command", TRAINING_COMMANDS)
-def test_the_allocator_is_told_before_any_thread_begins(command):
+def test_the_allocator_is_configured_before_any_thread_begins(command):
     """With a thread begun before, glibc gives memory back after each call of a program: a step took half as long again."""
     code = (
         "import os, threading\n"

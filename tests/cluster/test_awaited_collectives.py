@@ -59,14 +59,14 @@ def test_processes_that_all_stand_in_collectives():
     )
 
 
-def test_what_is_not_known_is_not_said():
+def test_unknown_figures_are_not_reported():
     diagnosis = diagnose_hang(1, "hostB", 9.0, "steps", {0: INSIDE, 1: ""}, (), CollectiveFacts())
     assert diagnosis.message.endswith("it hangs and does not show its stacks")
     before = diagnose_hang(1, "hostB", 9.0, "compile", {0: INSIDE, 1: ""}, (), told([["all-gather", ["fsdp"]]], SQUARE))
     assert "all-gather" not in before.message
 
 
-def test_a_peer_that_is_lost_is_told_with_the_collective_and_its_host():
+def test_a_peer_that_is_lost_is_reported_with_the_collective_and_its_host():
     found = told([["all-reduce", ["replica"]], ["all-gather", ["fsdp"]]], SQUARE)
     message = "FAILED_PRECONDITION: Gloo all-gather failed: Connection closed by peer [10.0.0.3]:4242"
     ends = [WorkerExit(2, "hostC", 1, 1.0, {"kinds": ["XlaRuntimeError"], "message": message, "exit_code": 1})]
@@ -109,7 +109,7 @@ def test_a_process_that_is_stopped_is_named_though_the_others_end():
         ("all-to-all", "Gloo all-to-all failed: [.../tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:6832"),
     ],
 )  # fmt: skip
-def test_what_gloo_says(kind, message):
+def test_what_gloo_states(kind, message):
     """As jax 0.10.2 raised it after a peer was killed."""
     assert (parse_collective_kind(message), parse_peers(message)) == (kind, ["10.0.0.7"])
 

@@ -85,7 +85,7 @@ def test_a_node_is_taken_out_and_put_back(launched):
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_a_lost_node_is_gone_on_without_and_taken_in_again(launched, lost, monkeypatch):
+def test_a_job_continues_without_a_lost_node_and_readmits_it(launched, lost, monkeypatch):
     """The engine gives it back when it is asked for the second time."""
     requests = []
     replace = LocalAgents.replace
@@ -236,7 +236,7 @@ def test_what_is_cordoned(job):
         assert read_cordoned(job.place) == {}
 
 
-def test_nodes_that_were_taken_out_stay_where_the_job_can_not_go_on_without_them(job):
+def test_nodes_that_were_taken_out_stay_where_the_job_can_not_continue_without_them(job):
     layouts(job, of6=True)
     worlds = JobShapes.of(job)
     cordon(worlds, job.place, [1], "test", total=4)
@@ -254,7 +254,7 @@ def test_fewer_nodes_than_the_job_has(tmp_path):
         Job(arguments=(), folder=tmp_path, processes=2, nodes=2, policy=RestartPolicy(min_nodes=3))
 
 
-def test_a_node_that_is_told_to_end_is_left_out_after_a_save(launched, monkeypatch):
+def test_a_node_that_is_asked_to_end_is_left_out_after_a_save(launched, monkeypatch):
     """As a pod that is evicted: SIGTERM to its agent alone."""
     ends = []
     replace = LocalAgents.replace
@@ -280,7 +280,7 @@ def test_a_node_that_is_told_to_end_is_left_out_after_a_save(launched, monkeypat
     assert launched.status["restarts"] == 0 and 0 < incident["step"] <= int(marker.read_text())
 
 
-def test_a_job_all_of_whose_nodes_are_told_to_end_saves_and_ends(launched):
+def test_a_job_all_of_whose_nodes_are_asked_to_end_saves_and_ends(launched):
     def play(job: Played) -> None:
         job.until(on([0, 1]))
         for agent in job.agents().values():
@@ -310,7 +310,7 @@ def test_a_job_that_has_too_few_nodes_left_is_started_over_by_the_engine(launche
     assert launched.status["end"]["message"].endswith("the engine starts the job again")
 
 
-def test_a_job_that_is_told_to_end_before_a_first_step_ends_as_told(launched):
+def test_a_job_that_is_asked_to_end_before_a_first_step_ends(launched):
     """By the signals that Slurm sends to all of a job."""
 
     def play() -> None:

@@ -75,7 +75,7 @@ def test_of_two_hosts_the_one_that_has_become_slow_is_named():
     assert named([before] * 3 + [matrices(0.020, 0.036)] * 5) == {}
 
 
-def test_of_two_hosts_a_check_before_the_run_tells_from_the_first_probe():
+def test_of_two_hosts_a_check_before_the_run_reports_from_the_first_probe():
     slow = {0: HostProbe(0.010, could=0.012), 1: HostProbe(0.018, could=0.011)}
     assert named([slow] * 3) == {1: [ROW]}
     alike = {0: HostProbe(0.010, could=0.010), 1: HostProbe(0.018, could=0.018)}

@@ -193,7 +193,7 @@ def test_a_healthy_run_names_nothing(tmp_path, number):
 
 
 @pytest.mark.parametrize("seconds", ["20", "300"])
-def test_a_process_that_is_stopped_is_told_with_the_collective_that_waits_for_it(tmp_path, seconds):
+def test_a_process_that_is_stopped_is_reported_with_the_collective_that_waits_for_it(tmp_path, seconds):
     """By the supervisor, or before it by JAX, which ends the other processes after 90 seconds."""
     flags = ("--nodes", "4", "--processes", "4", *SQUARE, *ENDLESS, "--stall-seconds", seconds, "--max-restarts", "0")
     with launched(tmp_path, str(HERE.parent / "tiny_recipe.py"), *flags) as job:

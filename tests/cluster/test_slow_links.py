@@ -30,14 +30,14 @@ def changes(probes, **settings) -> list[tuple[int, str, object]]:
     return [(number, each.what, each.link) for number, probe in enumerate(probes, start=1) for each in links.add(probe)]
 
 
-def test_a_link_that_degrades_is_named_with_the_second_probe_and_said_to_be_well_again():
+def test_a_link_that_degrades_is_named_with_the_second_probe_and_reported_to_be_well_again():
     found = changes([ring(0.002)] * 4 + [ring(0.1)] * 3 + [ring(0.002)] * 3)
     assert [(number, what) for number, what, _ in found] == [(6, SLOW), (9, WELL)]
     link = found[0][2]
     assert (link.axis, link.group, link.seconds, link.baseline) == ("fsdp", ALL, 0.1, 0.002)
 
 
-def test_a_check_before_the_run_tells_from_the_first_probe():
+def test_a_check_before_the_run_reports_from_the_first_probe():
     assert [each[:2] for each in changes([ring(0.1)] * 3, expected={"fsdp": 0.002})] == [(2, SLOW)]
     assert changes([ring(0.1)] * 9) == []
 
@@ -72,7 +72,7 @@ def test_the_process_that_slow_groups_of_two_axes_share_is_named():
     assert sorted((link.axis, link.suspects) for _, _, link in found) == [("fsdp", (3,)), ("replica", (3,))]
 
 
-def test_messages_to_neighbours_tell_the_host_or_the_link():
+def test_messages_to_neighbours_report_the_host_or_the_link():
     well = {0: {1: 0.002, 3: 0.002}, 1: {0: 0.002, 2: 0.002}, 2: {1: 0.002, 3: 0.002}, 3: {2: 0.002, 0: 0.002}}
 
     def suspects(**slow: float) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ def test_a_restart_takes_them(launched, spares):
     assert gone([*launched.pids(), *pids(spares)])
 
 
-def test_one_that_has_died_is_started_anew(launched, spares):
+def test_a_process_that_has_died_is_restarted(launched, spares):
     def kill() -> None:
         for pid in pids(spares):
             os.kill(pid, signal.SIGKILL)

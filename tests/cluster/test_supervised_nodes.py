@@ -106,7 +106,7 @@ def test_nodes_that_do_not_come_or_are_not_alike(launched, engine, message):
     assert launched.status["end"]["exit_code"] == 6
 
 
-def test_who_says_nothing_or_nonsense_holds_nobody_up(launched):
+def test_silent_or_malformed_connections_delay_nobody(launched):
     """Strangers at the supervisor's port, more than it greets at one time, while the job's own nodes come."""
 
     class Besieged(Elsewhere):
@@ -142,7 +142,7 @@ def test_each_process_of_a_node_takes_as_many_gpus(launched):
         check_alike([machine], job)
 
 
-def test_an_agent_that_says_nothing_is_a_lost_host(launched, monkeypatch):
+def test_an_agent_that_prints_nothing_is_a_lost_host(launched, monkeypatch):
     monkeypatch.setattr(panax.cluster.supervisor.nodes, "SILENT_SECONDS", 3.0)
     stopped = []
 
@@ -186,7 +186,7 @@ def test_of_two_agents_of_one_node_the_later_one_counts():
         channel.close()
 
 
-def test_a_host_that_is_cut_off_ends_its_workers_before_the_job_goes_on_without_it():
+def test_a_host_that_is_cut_off_ends_its_workers_before_the_job_continues_without_it():
     # Each side may have heard the other a ping before the link broke.
     agent = panax.cluster.node.agent
     latest = agent.SILENT_SECONDS + agent.TICK_SECONDS

@@ -290,7 +290,7 @@ def test_the_first_cause_is_named():
     assert diagnose([WorkerExit(1, "b", 5, 2.0, hook, noise)]).cause is Cause.EXCEPTION
 
 
-def test_stacks_tell_who_holds_up_the_others():
+def test_stacks_report_who_holds_up_the_others():
     # Where a loop waits for a batch.
     from panax.data.loading import prefetch
 

@@ -193,7 +193,7 @@ def test_a_thread_that_saves_does_not_hide_steps_that_stand_still(monkeypatch):
     os.close(writing)
 
 
-def test_the_first_step_is_told_with_parts_that_make_its_whole():
+def test_the_first_step_is_reported_with_parts_that_make_its_whole():
     """Since the restart, not since the launch an hour ago."""
     out = io.StringIO()
     parts = {"import": 0.25, "join": 0.5, "first step": 4.0}

@@ -52,7 +52,7 @@ class Slowed:
         return [one["kind"] for one in read_findings(self.launched.folder / "job")]
 
 
-def test_a_slow_node_is_said_shown_and_listed(launched, capsys):
+def test_a_slow_node_is_reported_shown_and_listed(launched, capsys):
     from panax.cli.main import main
 
     def awaited(status: dict, kinds: list[str]) -> bool:

@@ -169,7 +169,7 @@ def test_compression_may_begin_and_end_in_the_middle_of_a_run(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"compress": "int9"}, "is not a wire; did you mean 'int8'"),
+        ({"compress": "int9"}, "is not a wire format; did you mean 'int8'"),
         ({"over": ("fsdp",)}, "no effect without comms.compress"),
         ({"error_feedback": False}, "no effect without comms.compress"),
         ({"compress": "int8", "over": ("replicas",)}, "not a mesh axis; did you mean 'replica'"),

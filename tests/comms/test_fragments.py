@@ -134,7 +134,7 @@ def test_every_fragment_has_its_turn_once():
     assert outer_sync_after(1000, 1000, comms) == OuterSync((0, 1, 2, 3), (0, 1, 2, 3), is_full=True)
 
 
-def test_a_run_that_resumes_between_sending_and_taking_goes_on_bitwise(tmp_path):
+def test_a_run_that_resumes_between_sending_and_taking_continues_bitwise(tmp_path):
     comms = Comms(local_steps=3, overlap_steps=2, compress="int4")
     step = compiled({"replica": 2}, comms)
     uninterrupted = host(trained(step, 6))

@@ -165,7 +165,7 @@ def fit(folder, steps: int, comms: Comms, lines: list[str] | None = None, accept
 
 
 @pytest.mark.slow
-def test_a_run_resumes_bitwise_and_goes_on_with_other_replicas(tmp_path):
+def test_a_run_resumes_bitwise_and_continues_with_other_replicas(tmp_path):
     comms = Comms(local_steps=2, compress="int8")
     uninterrupted = fit(tmp_path / "whole", 6, comms, replica=2)
     fit(tmp_path / "run", 4, comms, replica=2)

@@ -97,7 +97,7 @@ BAD = {
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("case", BAD)
-def test_an_update_that_can_not_be_used_is_left_out_and_said(case, tmp_path):
+def test_an_update_that_can_not_be_used_is_left_out_and_reported(case, tmp_path):
     for index in range(3):
         place(tmp_path, index).contribute(1, BASE, update(1 + index))
     path = file_of(tmp_path, 1, 1)

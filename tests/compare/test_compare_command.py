@@ -147,7 +147,7 @@ def test_absent_columns_are_shown_and_the_others_measured(played, tmp_path):
     assert read_comparison(tmp_path / "c") == result
 
 
-def test_a_column_that_fails_is_shown_with_its_error_and_the_others_go_on(played, tmp_path):
+def test_a_column_that_fails_is_shown_with_its_error_and_the_others_continue(played, tmp_path):
     played["torch_eager"] = {"losses": ColumnError("OutOfMemoryError: 3 GiB")}
     found = measure(SETTINGS, tmp_path / "c", "", lambda line: None)
     assert found.columns["torch_eager"].state == "failed"
@@ -155,7 +155,7 @@ def test_a_column_that_fails_is_shown_with_its_error_and_the_others_go_on(played
     assert found.columns["panax"].state == "measured" and found.reference == "panax"
 
 
-def test_an_interruption_keeps_what_was_finished_and_the_same_command_goes_on(played, tmp_path):
+def test_an_interruption_keeps_what_was_finished_and_the_same_command_continues(played, tmp_path):
     played["panax"] = {"time_steps": KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
         measure(SETTINGS, tmp_path / "c", "", lambda line: None)
@@ -191,7 +191,7 @@ def test_a_folder_of_other_settings_is_refused(played, tmp_path):
         measure(SETTINGS, tmp_path / "c", "", lambda line: None)
 
 
-def test_more_rounds_go_on_with_what_there_is(played, tmp_path):
+def test_more_rounds_continue_with_what_there_is(played, tmp_path):
     measure(SETTINGS, tmp_path / "c", "", lambda line: None)
     again = measure(SETTINGS, tmp_path / "c", "", lambda line: None)
     assert again.sessions == 1
@@ -199,7 +199,7 @@ def test_more_rounds_go_on_with_what_there_is(played, tmp_path):
     assert len(more.columns["panax"].turns) == 3 and more.complete
 
 
-def test_columns_are_started_anew_where_memory_does_not_suffice(played, tmp_path, monkeypatch):
+def test_columns_are_restarted_if_memory_does_not_suffice(played, tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(
         Played, "of", classmethod(lambda cls, column, folder: started.append(column.name) or cls(column.name, folder))

@@ -72,7 +72,7 @@ def test_markdown_has_the_same_and_its_pictures_are_there(tmp_path):
     assert {line.count(" | ") for line in rows[:6]} == {10}
 
 
-def test_an_interrupted_comparison_says_what_is_missing(tmp_path):
+def test_an_interrupted_comparison_states_what_is_missing(tmp_path):
     cut = dataclasses.replace(OWN, turns=OWN.turns[:2], state="pending")
     found = dataclasses.replace(comparison(EAGER, cut), complete=False)
     write_report(found, tmp_path)

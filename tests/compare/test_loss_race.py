@@ -79,7 +79,7 @@ def test_each_column_trains_until_it_is_there(played, tmp_path):
         race(tmp_path / "c", StopCondition(loss=1.0, every=5, steps=60))
 
 
-def test_who_does_not_come_there_says_so(played, tmp_path):
+def test_who_does_not_come_there_reports_it(played, tmp_path):
     played["plain_jax"] = {"advance": ColumnError("OutOfMemoryError: 3 GiB")}
     entries = {
         each.name: each for each in race(tmp_path / "c", StopCondition(loss=0.0, every=5, steps=12)).run_to_loss()
@@ -100,7 +100,9 @@ def test_a_column_that_does_other_work_does_not_begin(played, tmp_path):
     said = []
     found = race(tmp_path / "c", StopCondition(loss=3.0, every=5, steps=60), said).run_to_loss()
     assert [each.name for each in found] == ["torch_eager", "plain_jax"]
-    assert any(line.startswith("Panax: does other work: the loss of step 1 is 2.5") for line in said)
+    assert any(
+        line.startswith("Panax is left out, since its computation differs: the loss of step 1 is 2.5") for line in said
+    )
 
 
 class Opened:

@@ -17,7 +17,7 @@ def said(found):
     return " ".join(describe_verdict(found, rows)), {row.name: row for row in rows}
 
 
-def test_a_slower_panax_is_said_to_be_slower():
+def test_a_slower_panax_is_reported_as_slower():
     text, rows = said(comparison(EAGER, COMPILED, OWN))
     assert text.startswith("torch.compile is the fastest: 0.95 s a step")
     assert "Panax takes 2.00 times as long as torch.compile" in text and "Panax is number 3 of 3" in text
@@ -39,7 +39,7 @@ def test_a_lead_that_not_every_round_shows_is_no_lead():
     assert "but not in every round" in text and "is the fastest" not in text
 
 
-def test_medians_that_contradict_the_ratios_are_not_told_apart():
+def test_medians_that_contradict_the_ratios_give_no_verdict():
     """By medians of seconds the one is faster, within rounds the other: nothing is said that the table contradicts."""
     one = column("torch_eager", "PyTorch eager", "torch", (1.0, 2.0, 3.0))
     other = column("panax", "Panax", "jax", (2.1, 1.9, 2.9))

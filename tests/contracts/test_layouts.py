@@ -262,7 +262,7 @@ def test_overlapped_tensor_parallelism_sends_in_rings_and_trains_alike():
     assert communication(step)["tensor"] == {"collective-permute", "all-gather", "reduce-scatter", "all-reduce"}
 
 
-def test_a_checkpoint_of_one_layout_goes_on_in_another(tmp_path):
+def test_a_checkpoint_of_one_layout_continues_in_another(tmp_path):
     many = compiled({"stage": 2, "fsdp": 2, "tensor": 2}, micro_batches=2)
     state, _ = many(many.init(0), many.put(tiny.batch(0)))
     saved = host((state.params, state.optimizer_state))
@@ -343,7 +343,7 @@ def of_bfloat16_parameters(sizes):
     return CompiledStep(program, Placement.create(MeshShape(**(ONE | sizes)), devices=devices), tiny.AXES)
 
 
-def test_parameters_have_the_dtype_that_the_task_says():
+def test_parameters_have_the_dtype_that_the_task_states():
     abstract = of_bfloat16_parameters({}).program.abstract
     assert {leaf.dtype.name for leaf in jax.tree.leaves(abstract.params)} == {"bfloat16"}
     assert {leaf.dtype.name for leaf in jax.tree.leaves(abstract.optimizer_state) if leaf.ndim} == {"bfloat16"}

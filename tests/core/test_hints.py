@@ -53,7 +53,7 @@ def test_every_name_in_a_message_is_there():
 
 
 @pytest.mark.parametrize("library", ADAPTERS)
-def test_a_model_of_another_library_is_told_what_adapts_it(library):
+def test_the_error_for_another_librarys_model_names_its_adapter(library):
     model = type("Model", (), {"__module__": f"{library}.models"})()
     hint = Task.hint_for(type("Mine", (type(model),), {"__module__": "mine"})())
     assert hint is not None

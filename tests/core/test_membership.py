@@ -42,7 +42,7 @@ PMI = {"PMI_RANK": "1", "PMI_SIZE": "2", "PANAX_COORDINATOR": "node1:7733"}
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, "127.0.0.1", (4, 1, 1, (1,))),
     ],
 )
-def test_each_source_says_the_place(environment, host, place):
+def test_each_source_states_the_place(environment, host, place):
     found = detect_membership(environment)
     assert found is not None
     assert found.coordinator.rpartition(":")[0] == host

@@ -45,13 +45,13 @@ def outcomes(rolls: list[RendezvousInfo]) -> list[str]:
     return result
 
 
-def test_all_go_on_when_all_are_there_and_the_port_is_free_again():
+def test_all_continue_when_all_are_there_and_the_port_is_free_again():
     rolls = job(6, secret=b"s")
     for _ in range(2):
         assert outcomes(rolls) == [""] * 6
 
 
-def test_who_is_missing_is_told_to_all_that_came():
+def test_who_is_missing_is_reported_to_all_that_came():
     first, second, _, fourth = outcomes_without(2)
     assert first == second == fourth
     assert "3 of 4 processes reached" in first and "missing: 2;" in first
@@ -89,7 +89,7 @@ def with_place(roll: RendezvousInfo, **changes) -> RendezvousInfo:
     return dataclasses.replace(roll, place=dataclasses.replace(roll.place, **changes))
 
 
-def test_a_process_without_the_secret_is_refused_and_said():
+def test_a_process_without_the_secret_is_refused_and_reported():
     # Longer than a busy machine takes to start the other thread.
     first, second = job(2, seconds=4.0, secret=b"right")
     found = outcomes([first, dataclasses.replace(second, secret=b"wrong")])

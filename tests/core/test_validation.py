@@ -144,7 +144,7 @@ def test_every_field_refuses_another_kind(cls):
         (lambda: compile_step(TASK, {}, optax.adam(1e-3)), r"wrap the optax transformation"),
     ],
 )
-def test_one_message_says_what_was_meant(build, said):
+def test_one_message_suggests_the_intended_name(build, said):
     with pytest.raises(RecipeError, match=said):
         build()
 

@@ -101,7 +101,7 @@ def test_every_store_gives_the_same_again_after_a_resume_and_on_other_processes(
         assert_same(parts, [{name: leaf[rows] for name, leaf in batch.items()} for batch in batched])
 
 
-def test_each_epoch_and_seed_draws_anew(stores, tmp_path):
+def test_each_epoch_and_seed_draws_again(stores, tmp_path):
     def of_first(**settings) -> list[bytes]:
         drawn = source(stores["folder"], tmp_path, Augmentation(), batch_size=COUNT, **settings)
         plain = source(stores["folder"], tmp_path, None, batch_size=COUNT, **settings)

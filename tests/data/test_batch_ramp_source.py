@@ -43,7 +43,7 @@ def test_rows_are_those_of_the_source_in_its_order(make):
 
 @pytest.mark.filterwarnings("ignore:this source can't resume exactly")
 @pytest.mark.parametrize("make", [iterable, examples])
-def test_every_position_goes_on_exactly(make):
+def test_every_position_continues_exactly(make):
     whole = drawn(apply_batch_ramp(make(), RAMP))
     for at, (_, position) in enumerate(whole[:-1], start=1):
         position = json.loads(json.dumps(position))
@@ -101,7 +101,7 @@ def test_batches_that_are_left_out_are_numbered_by_step():
         ]  # fmt: skip
 
 
-def test_what_was_seen_is_told_with_the_batch_in_work(many_documents):
+def test_what_was_seen_is_reported_with_the_batch_in_work(many_documents):
     plain, ramp = packed(many_documents), apply_batch_ramp(packed(many_documents), RAMP)
     assert isinstance(ramp, Accounting) and not isinstance(apply_batch_ramp(iterable(), RAMP), Accounting)
     after_one, after_four = drawn(plain, count=4)[0].position, drawn(plain, count=4)[3].position

@@ -74,7 +74,7 @@ def test_items_and_users_of_sequences(tmp_path):
     assert any("1 unusable records are skipped" in note for note in examples.notes)
 
 
-def test_text_stays_as_it_is_written_and_two_spellings_are_said(tmp_path):
+def test_text_stays_as_it_is_written_and_two_spellings_are_reported(tmp_path):
     (tmp_path / "a.csv").write_text("c,y\n3,0\n4,1\n")
     (tmp_path / "b.csv").write_text("c,y\n3.0,0\n,1\n")
     for way in ("categorical", "hashed", "vocabulary"):

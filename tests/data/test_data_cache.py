@@ -110,7 +110,7 @@ def test_without_locks_the_first_to_finish_wins(tmp_path, monkeypatch, existing)
     assert files(tmp_path) == ["x"]
 
 
-def test_a_cache_that_can_not_be_written_says_what_to_do(tmp_path):
+def test_a_cache_that_can_not_be_written_explains_what_to_do(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match=r"can't be written.*name another directory with \$PANAX_CACHE or cache_dir="):
         read_or_build(tmp_path / "file" / "c", "x", build=Builder(), read=read)

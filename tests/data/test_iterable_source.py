@@ -145,7 +145,7 @@ def test_asking_for_the_axes_loses_no_batch_and_starts_no_second_pass():
     assert values(generator.batches(), 9) == [0, 1, 2]
 
 
-def test_an_iterator_that_ends_early_is_an_error_that_says_so():
+def test_an_iterator_that_ends_early_is_an_error_that_reports_it():
     with pytest.raises(DataError, match="the iterator ended after 3 batches, and an iterator can't begin again"):
         list(IterableSource(iter(numbers(3))).batches())
     source = IterableSource(iter(numbers(3)), epochs=1)

@@ -49,7 +49,7 @@ def test_what_is_left_out_is_counted_by_ending(folder):
     assert describe_skipped_files((str(folder / "a.txt"), f"{folder}/*.txt"), []) == ()
 
 
-def test_a_run_says_so_in_its_first_lines(folder, tmp_path):
+def test_a_run_reports_it_in_its_first_lines(folder, tmp_path):
     for name in ("c.pdf", "f"):
         (folder / name).unlink()
     data = TextData(
@@ -61,7 +61,7 @@ def test_a_run_says_so_in_its_first_lines(folder, tmp_path):
     )
 
 
-def test_tables_and_sequences_say_so_too(tmp_path):
+def test_tables_and_sequences_report_it_too(tmp_path):
     folder = tmp_path / "rows"
     folder.mkdir()
     (folder / "a.csv").write_text("x,y\n1,2\n3,4\n")
@@ -91,7 +91,7 @@ def test_compressed_tables_are_read(tmp_path):
     assert opened.examples.read(np.arange(6))["numeric"].tolist() == [[1, 2], [3, 4]] * 3
 
 
-def test_a_folder_of_lines_says_what_it_reads(tmp_path):
+def test_a_folder_of_lines_states_what_it_reads(tmp_path):
     for name in ("a.jsonl", "b.jsonl.xz"):
         (tmp_path / name).write_text('{"text": "the oak"}\n')
     assert (

@@ -41,7 +41,7 @@ def test_no_public_class_name_stands_for_two_classes():
     assert not {name: paths for name, paths in language.public_classes().items() if len(paths) > 1}
 
 
-def test_every_exported_function_says_what_it_does():
+def test_every_exported_function_states_what_it_does():
     assert not list(language.silent_exports())
 
 

@@ -95,6 +95,6 @@ def test_flags_that_are_listed_are_those_that_the_engine_takes(name):
     assert listed - COMMON_RESOURCES == module.USED_RESOURCES
 
 
-def test_what_the_page_says_of_kubernetes():
+def test_what_the_page_states_of_kubernetes():
     text = (PAGES / "kubernetes.md").read_text(encoding="utf-8")
     assert f"port {PORT} of" in text and f"generic {jobset_name(Path('runs/quickstart'))} " in text

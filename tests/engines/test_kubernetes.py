@@ -95,7 +95,7 @@ def test_the_schema_refuses_what_is_not_of_it(path, value):
     assert not published("JobSet").is_valid(found)
 
 
-def test_the_jobset_says_what_was_asked_for():
+def test_the_jobset_states_what_was_asked_for():
     jobset = manifest(
         accelerator="gpu", devices=2, memory="512G", time="01:00:00", queue="research", node_selector=("a=b",)
     )

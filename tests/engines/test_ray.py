@@ -93,7 +93,7 @@ def test_no_cluster_is_there(address, expected):
         make_engine("ray", Resources(), environment={**os.environ, "RAY_ADDRESS": address}).check()
 
 
-def test_a_lost_node_is_told_and_replaced_when_there_is_another(ray, cluster):
+def test_a_lost_node_is_reported_and_replaced_when_there_is_another(ray, cluster):
     engine = ray(nodes=3, processes=3)
     engine.check()
     assert engine.listen_address() == ("127.0.0.2", 0)
@@ -117,7 +117,7 @@ def test_a_lost_node_is_told_and_replaced_when_there_is_another(ray, cluster):
     ended(*agents, again)
 
 
-def test_an_agent_that_fails_is_told_with_its_last_lines(ray):
+def test_an_agent_that_fails_is_reported_with_its_last_lines(ray):
     engine = ray()
     engine._agent = ("sh", "-c", "echo no module named panax >&2; exit 3")
     with Supervised(engine) as supervised:
@@ -125,7 +125,7 @@ def test_an_agent_that_fails_is_told_with_its_last_lines(ray):
         assert supervised.placed.failure() == "node 0: the agent ended with exit code 3: no module named panax"
 
 
-def test_a_folder_that_a_node_does_not_have_is_told(ray, monkeypatch):
+def test_a_folder_that_a_node_does_not_have_is_reported(ray, monkeypatch):
     monkeypatch.setattr(os, "getcwd", lambda: "/no/such/folder")
     with Supervised(ray()) as supervised:
         until(supervised.placed.failure, "the failure is told")
@@ -142,7 +142,7 @@ def test_agents_end_with_a_client_that_is_killed(ray):
         assert "Ray's client ended with exit code -9" in supervised.placed.failure()
 
 
-def test_a_cluster_that_is_busy_says_what_is_free(ray):
+def test_a_cluster_that_is_busy_states_what_is_free(ray):
     with Supervised(ray(nodes=3, processes=6)) as supervised:
         supervised.come(3)
         with pytest.raises(
@@ -163,7 +163,7 @@ def test_a_run_on_ray_is_that_of_one_process(cluster, alone, tmp_path):
     equals(tmp_path / "runs/ray", alone)
 
 
-def test_a_run_goes_on_elsewhere_when_a_node_is_lost(cluster, tmp_path):
+def test_a_run_continues_elsewhere_when_a_node_is_lost(cluster, tmp_path):
     env = environment(tmp_path, RAY_ADDRESS=cluster.address)
     flags = ("--on", "ray", "--nodes", "2", "--processes", "2", "--devices", "1", "--checkpoint.every", "10")
     folder = tmp_path / "runs/ray"
@@ -187,7 +187,7 @@ def test_a_run_goes_on_elsewhere_when_a_node_is_lost(cluster, tmp_path):
     assert "lost host after step" in text and json.loads((folder / "job/status.json").read_text())["restarts"] == 1
 
 
-def test_a_run_goes_on_with_two_nodes_of_three_and_takes_the_third_in_again(cluster, tmp_path):
+def test_a_run_continues_with_two_nodes_of_three_and_readmits_the_third(cluster, tmp_path):
     env = environment(tmp_path, RAY_ADDRESS=cluster.address)
     flags = ("--nodes", "3", "--processes", "3", "--devices", "1", "--checkpoint.every", "10", "--mesh.fsdp", "1")
     folder = tmp_path / "runs/ray"

@@ -77,7 +77,7 @@ def test_what_the_cluster_does_not_have(slurm, asked, expected):
         slurm(**asked).check()
 
 
-def test_what_slurm_refuses_is_said_in_its_words(slurm, tmp_path):
+def test_what_slurm_refuses_is_reported_in_its_words(slurm, tmp_path):
     engine = slurm(constraint="h100")
     engine.check()
     with pytest.raises(LaunchError, match=r"`sbatch --parsable .*` failed: .*feature"):
@@ -106,7 +106,7 @@ def test_one_agent_a_node_and_another_for_one_that_is_lost(slurm, allocation):
     until(lambda: not answer("squeue", "--steps", "-h", "-j", allocation), "Slurm has no step of the job")
 
 
-def test_an_allocation_that_ends_is_a_failure_that_says_so(slurm, allocation):
+def test_an_allocation_that_ends_is_a_failure_that_reports_it(slurm, allocation):
     with Supervised(slurm(nodes=2, processes=2)) as supervised:
         agents = supervised.come(2)
         subprocess.run(["scancel", allocation], check=True)
@@ -148,7 +148,7 @@ def test_tasks_of_an_array_have_their_own_index_and_log(submitted):
         assert f"got launch --name try-{task}\n" in (place / f"slurm-{job}_{task}.out").read_text()
 
 
-def test_a_job_is_told_to_save_and_runs_again_when_it_is_queued_again(submitted):
+def test_a_job_is_asked_to_save_and_runs_again_when_it_is_queued_again(submitted):
     job, place = submitted("wait")
     log = place / f"slurm-{job}.out"
     until(lambda: log.exists() and "token" in log.read_text(), "the job runs")

@@ -121,7 +121,7 @@ def test_mpi_sees_what_is_wrong_before_it_starts(clients, monkeypatch):
         make_engine("mpi", Resources(nodes=2, processes=2, hosts="a"), environment=environment).check()
 
 
-def test_an_mpirun_that_fails_says_why(clients):
+def test_an_mpirun_that_fails_explains_why(clients):
     environment = clients(mpirun=f"[ $1 = --version ] && {OPEN_MPI} && exit; echo no such host: a; exit 3")
     placed = make_engine("mpi", Resources(nodes=2, processes=2), environment=environment).start_agents(
         "127.0.0.1:1", SECRET
@@ -185,7 +185,7 @@ def test_a_job_that_is_no_array_keeps_its_percent_signs(clients):
     [
         ({"time": "00:02:00"}, "too short: Panax saves 90 s before the limit.*use 00:05:00"),
         ({"array": "a"}, "array='a'; expected indices"),
-        ({"accelerator": "tpu"}, "Slurm hands out GPUs and CPUs alone"),
+        ({"accelerator": "tpu"}, "Slurm allocates only GPUs and CPUs"),
         ({"partition": "shrt"}, "Slurm has no partition 'shrt'; did you mean 'short'"),
         ({"nodes": 3, "processes": 3}, "nodes=3, and the partition short has 2"),
         ({"time": "02:00:00"}, "time='02:00:00' exceeds the limit of the partition short, which is 1:00:00"),
@@ -207,7 +207,7 @@ def test_slurm_that_is_not_reached_or_has_no_default(clients):
         slurm({}, clients(sbatch="", sinfo="echo 'long|infinite|8'")).check()
 
 
-def test_submitting_writes_the_script_and_says_the_jobs_id(tmp_path, clients):
+def test_submitting_writes_the_script_and_states_the_jobs_id(tmp_path, clients):
     engine = slurm({}, clients(sbatch=f"cat $2 > {tmp_path}/given; echo '42;cluster'"))
     assert engine.is_queued() and engine.submit(["launch", "x"], tmp_path / "run") == "42"
     assert (tmp_path / "given").read_text() == (tmp_path / "run/job/slurm.sh").read_text()

@@ -40,7 +40,7 @@ def test_sigterm_to_one_process_saves_the_same_step_in_all(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_crash_between_checkpoints_goes_on_from_memory(tmp_path):
+def test_a_crash_between_checkpoints_continues_from_memory(tmp_path):
     """No checkpoint is due before the end; the copies in memory are all there is, and one host's are lost."""
     expected = campaign.undisturbed(tmp_path / "undisturbed", PROCESSES)
     folder = tmp_path / "crashed"

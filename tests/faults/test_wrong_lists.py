@@ -128,7 +128,7 @@ def test_a_job_that_was_taken_for_dead_saves_no_more(tmp_path):
     assert Checkpointer(tmp_path).steps() == [5]
 
 
-def test_a_damaged_record_is_said_and_written_again(tmp_path):
+def test_a_damaged_record_is_reported_and_written_again(tmp_path):
     lines: list[str] = []
     first = Checkpointer(tmp_path, say=lines.append)
     first.acquire()

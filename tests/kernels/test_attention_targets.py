@@ -125,7 +125,7 @@ def test_without_cudnn_the_gpu_runs_our_kernels():
     assert "not installed" in choice.reason
 
 
-def test_says_once_what_runs_and_why_nothing_faster(caplog):
+def test_reports_once_what_runs_and_why_nothing_faster(caplog):
     _log_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="panax.kernels"):
         for changes in ({"packed": True}, {"packed": True, "batch": 9}, {}, {"dtype": "float64"}):

@@ -110,7 +110,7 @@ def test_a_real_timing_finds_every_kind_of_work(unchosen):
     assert cpu_kernels.is_chosen() and not cpu_kernels.current_choice().list_unavailable()
 
 
-def test_a_run_records_and_says_its_kernels(tmp_path):
+def test_a_run_records_and_states_its_kernels(tmp_path):
     base = tiny_recipe.tiny()
     steady = Sgd(schedule=Schedule(peak=0.1, decay="constant"))
     lines: list[str] = []

@@ -245,7 +245,7 @@ def test_choice_is_a_function_of_the_case(platform, tile, dtype, name, reason):
     assert choice.name == name and reason in choice.reason
 
 
-def test_says_once_that_it_is_slow(caplog):
+def test_reports_once_that_it_is_slow(caplog):
     _log_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="panax.kernels"):
         for platform, tile in (("gpu", 8), ("gpu", 8), ("gpu", 64), ("cpu", 8)):

@@ -129,7 +129,7 @@ def test_a_wheel_of_other_sources_is_not_loaded(wheel, tmp_path):
         manifest.write_text(right)
 
 
-def test_a_wheel_that_is_torn_is_said(wheel, tmp_path):
+def test_a_wheel_that_is_torn_is_reported(wheel, tmp_path):
     [file] = (wheel / PACKAGE).glob("*.so")
     whole = file.read_bytes()
     file.write_bytes(whole[:4000])

@@ -85,7 +85,7 @@ def test_rounding_by_chance_gives_a_neighbour_and_the_mean_is_right(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_zeros_stay_and_what_is_not_finite_is_told(name):
+def test_zeros_stay_and_what_is_not_finite_is_reported(name):
     format = FORMATS[name]
     x = np.zeros((5, 8), np.float32)
     x[1], x[2, 3], x[3, 0], x[4] = 1e-39, np.nan, np.inf, 1.0

@@ -163,7 +163,7 @@ def test_refuses_what_it_cannot_do():
 # ---- convolution
 
 
-def test_convolves_each_document_by_itself_and_goes_on_from_a_tail():
+def test_convolves_each_document_by_itself_and_continues_from_a_tail():
     generator = np.random.default_rng(3)
     x, w = generator.normal(size=(2, 12, 3, 2)).astype(np.float32), generator.normal(size=(3, 2, 4)).astype(np.float32)
     segments = np.asarray([[1] * 5 + [2] * 4 + [0] * 3, [3] * 2 + [0] * 2 + [3] * 8], np.int32)

@@ -90,7 +90,7 @@ def test_experts_that_are_exchanged_over_hosts_are_warned_of():
     assert warned(devices, fsdp=4, expert=8) == []
 
 
-def test_one_process_for_each_gpu_says_nothing_of_hosts():
+def test_one_process_for_each_gpu_prints_nothing_of_hosts():
     assert warned(cluster(8, 1), fsdp=2, tensor=4) == []
     # Unless jax tells hosts apart as slices.
     devices = [FakeDevice(i, process_index=i, slice_index=i // 4) for i in range(8)]

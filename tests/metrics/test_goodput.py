@@ -157,7 +157,7 @@ def test_a_killed_process_leaves_all_but_its_last_second(tmp_path, clock):
     assert len(Path(tmp_path, FILE).read_text().splitlines()) == 2
 
 
-def test_an_interval_that_goes_on_is_written_over(tmp_path, clock):
+def test_an_interval_that_continues_is_written_over(tmp_path, clock):
     ledger = Ledger(tmp_path, clock.now)
     for _ in range(50):
         clock(1.0)
@@ -258,7 +258,7 @@ def test_energy_is_that_of_each_interval(tmp_path, clock):
     assert (only.joules, only.joules_of) == (1500.0, "a test's devices")
 
 
-def test_counters_package_meter_go_on_beyond_their_range(tmp_path):
+def test_counters_package_meter_continue_beyond_their_range(tmp_path):
     for name, label, current in (
         ("intel-rapl:0", "package-0", 900),
         ("intel-rapl:0:0", "core", 5),

@@ -36,7 +36,7 @@ def test_a_name_can_not_take_the_place_of_a_lines_own(tmp_path):
     "half", [b'{"step": 20, "tra', b"", b"\xff\xff", b"x" * 200_000, b'{"step": 20, "train/loss": 9.0}']
 )
 @pytest.mark.parametrize("before", [b"", b'{"step": 10, "train/loss": 2.0}\n'])
-def test_half_a_last_line_is_cut_when_a_run_goes_on(before, half, tmp_path):
+def test_half_a_last_line_is_cut_when_a_run_continues(before, half, tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(before + half)
     log = JsonlTracker(tmp_path / "metrics.jsonl")
     log.record(20, {"train/loss": 1.5})

@@ -65,7 +65,7 @@ def test_a_place_that_is_none_is_refused_before_anything_runs(place, capsys):
     assert "prometheus" in capsys.readouterr().err.lower()
 
 
-def test_without_the_library_it_says_how_to_get_it(monkeypatch):
+def test_without_the_library_it_explains_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(RecipeError, match=re.escape(install_command("prometheus"))):
         PrometheusTracker()

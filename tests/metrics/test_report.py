@@ -88,7 +88,7 @@ def test_failures_before_the_run_had_begun_its_ledger_have_a_cost_too(tmp_path):
     assert [mishap.device_hours * 3600 / 4 for mishap in figures] == pytest.approx([4.0, 14.0, 9.0, 6.0])
 
 
-def test_the_top_says_what_matters(failed_twice):
+def test_the_top_shows_the_main_figures(failed_twice):
     text = text_of(panax.report(failed_twice, rate=3600.0))
     hours = (10 + 15 + 5) * 4 + (10 + 15 + 10) * 2 + 15 * 4
     for said in (
@@ -117,7 +117,7 @@ def test_times_of_steps_are_those_of_the_last_session_that_took_them(failed_twic
 
 
 @pytest.mark.parametrize("kept", [(name,) for name in RUN_MARKER_FILES] + [(), ("goodput.jsonl", "metrics.jsonl")])
-def test_a_poor_folder_says_what_is_missing(failed_twice, kept, tmp_path):
+def test_a_poor_folder_states_what_is_missing(failed_twice, kept, tmp_path):
     poor = tmp_path / "poor"
     for name in kept:
         (poor / name).parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ def test_several_runs_side_by_side(failed_twice, tmp_path):
     assert len(shape.ids) == len(set(shape.ids)) and {link[1:] for link in shape.links} <= set(shape.ids)
 
 
-def test_runs_of_one_name_are_told_apart(failed_twice, tmp_path):
+def test_runs_of_one_name_are_distinguished(failed_twice, tmp_path):
     write_failed_twice(tmp_path / "again")
     text = text_of(panax.report(failed_twice, tmp_path / "again"))
     assert "tiny · again" in text and (failed_twice / "comparison.html").is_file()
@@ -245,7 +245,7 @@ def test_mistakes_are_one_message(failed_twice, tmp_path, capsys):
     assert f"there are {tmp_path / 'tiny'}" in capsys.readouterr().err
 
 
-def test_the_command_needs_no_jax_and_says_where_the_page_is(failed_twice, tmp_path):
+def test_the_command_needs_no_jax_and_states_where_the_page_is(failed_twice, tmp_path):
     program = "import sys; from panax.cli.main import main; main(sys.argv[1:]); assert 'jax' not in sys.modules"
     place = tmp_path / "page.html"
     command = [sys.executable, "-c", program, "report", str(failed_twice), "--rate", "2", "--output", str(place)]

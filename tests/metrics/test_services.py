@@ -165,7 +165,7 @@ def test_mlflow_gets_the_settings_the_id_and_names_that_it_takes(monkeypatch, kn
 
 
 @pytest.mark.parametrize(("tracker", "name"), [(WandbTracker(), "wandb"), (MlflowTracker(), "mlflow")])
-def test_a_service_that_is_not_installed_says_how_to_get_it(monkeypatch, tracker, name):
+def test_the_error_for_a_missing_service_names_its_installation(monkeypatch, tracker, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(
         RecipeError, match=rf"{name} is not installed; install it with: {re.escape(install_command(name))}"

@@ -70,7 +70,7 @@ def test_without_a_supervisor_a_recovery_is_one_figure(failed_twice):
     assert "all of it is counted as restart" in found.notes[0]
 
 
-def test_of_a_run_that_never_failed_recovery_is_assumed_and_said_to_be(tmp_path):
+def test_of_a_run_that_never_failed_recovery_is_assumed_and_reported_to_be(tmp_path):
     write_metrics(tmp_path, 10)
     write_lines(tmp_path / "goodput.jsonl", [interval(1, 0, 1, 0, "start"), interval(1, 1, 11, 10, end="done")])
     write_lines(tmp_path / "sessions.jsonl", [session(1, 0, **SETTINGS)])
@@ -83,7 +83,7 @@ def test_of_a_run_that_never_failed_recovery_is_assumed_and_said_to_be(tmp_path)
     assert told.stages.step == pytest.approx(1.0) and not any("are assumed; give" in said for said in told.assumptions)
 
 
-def test_a_run_of_metrics_alone_tells_its_step(tmp_path):
+def test_a_run_of_metrics_alone_reports_its_step(tmp_path):
     write_metrics(tmp_path, 10)
     found = read_stage_times(tmp_path)
     assert {name: value for name, value in found.times.items() if found.sources[name] != "assumed"} == {"step": 0.5}
@@ -142,7 +142,7 @@ def test_the_terminal_has_the_answer_in_80_columns(capsys):
     assert "Restart is assumed not to grow" in words
 
 
-def test_a_run_that_never_advances_is_said(capsys):
+def test_a_run_that_never_advances_is_reported(capsys):
     assert main(["simulate", "--devices", "131072", "--lives", "2", *flags(**GIVEN, failures_per_device_day=100)]) == 0
     said = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "0.0 %: the run never advances" in said and "no interval lets the run advance" in said

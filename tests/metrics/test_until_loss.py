@@ -29,7 +29,7 @@ def test_steps_samples_time_and_cost_of_a_run_that_failed_twice(tmp_path):
     assert race.step == 40 and race.seconds == pytest.approx(80) and race.cost is None
 
 
-def test_between_evaluations_only_where_that_is_said(tmp_path):
+def test_between_evaluations_only_if_configured(tmp_path):
     write_metrics(tmp_path / "a")
     [plain] = panax.time_to_loss(tmp_path / "a", loss=0.4)
     [between] = panax.time_to_loss(tmp_path / "a", loss=0.4, interpolate=True)
@@ -41,7 +41,7 @@ def test_between_evaluations_only_where_that_is_said(tmp_path):
     assert "time of the steps alone" in plain.note
 
 
-def test_runs_that_never_come_there_say_so(tmp_path):
+def test_runs_that_never_come_there_report_it(tmp_path):
     write_metrics(tmp_path / "far")
     write_lines(tmp_path / "blind/metrics.jsonl", [{"step": 1, "train/loss": 2.0}])
     write_metrics(tmp_path / "soon")

@@ -95,7 +95,7 @@ def test_the_area_counts_each_example_by_its_weight():
     assert np.isnan(lacking[""])
 
 
-def test_rare_clicks_are_told_apart():
+def test_rare_clicks_are_distinguished():
     from sklearn.metrics import roc_auc_score
 
     rng = np.random.default_rng(2)

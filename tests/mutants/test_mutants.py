@@ -40,7 +40,7 @@ def planted(text, kind=None):
         ("reduction", "y = sum(x)", []),
     ],
 )
-def test_a_kind_changes_what_it_says(kind, text, expected):
+def test_a_kind_changes_its_text(kind, text, expected):
     assert planted(text, kind) == expected
 
 

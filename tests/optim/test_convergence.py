@@ -52,7 +52,7 @@ def test_the_grid_moves_until_the_best_rate_is_inside():
     assert set(group.steps) == set(design.SEEDS)
 
 
-def test_a_grid_that_never_ends_is_told():
+def test_a_grid_that_never_ends_is_reported():
     import design
 
     records = swept("Lars", 8, lambda cell: 1000 - cell.power)

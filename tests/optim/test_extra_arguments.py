@@ -29,7 +29,7 @@ def stepping(transformation):
     )
 
 
-def test_a_plateau_is_told_the_loss():
+def test_a_plateau_schedule_receives_the_loss():
     """The scale falls after a step in which the loss did not, as in a loop of optax's own."""
     transformation = optax.chain(
         optax.sgd(1e-3), optax.contrib.reduce_on_plateau(patience=1, rtol=0.5, accumulation_size=1)

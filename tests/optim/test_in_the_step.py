@@ -79,7 +79,7 @@ def numbers(tree):
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_it_trains_on_a_mesh_as_on_one_device_and_goes_on_elsewhere(name):
+def test_it_trains_on_a_mesh_as_on_one_device_and_continues_elsewhere(name):
     one, spread = made(name, {}), made(name, {"replica": 2, "fsdp": 4})
     alone, _ = taken(one, one.init(0), (1, 2, 3))
     state, _ = taken(spread, spread.init(0), (1, 2))
@@ -112,7 +112,7 @@ def test_roots_come_by_the_number_of_the_step_whoever_took_those_before():
     # A state that is not the last one that came: the number is read from it.
     begun, _ = taken(other, other.init(0), (1,))
     assert not any(value.any() for value in roots(begun).values())
-    with pytest.raises(TrainingError, match=r"Muon renews nothing of its state between steps"):
+    with pytest.raises(TrainingError, match=r"Muon has no state to renew between steps"):
         made("muon", {}).trace_renewal()
 
 

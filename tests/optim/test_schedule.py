@@ -101,7 +101,7 @@ def test_the_peak_grows_with_the_rows_of_a_batch_by_a_rule(rule, ratio):
             AdamW(schedule=schedule).build({"w": ("embed",)}, 10)
 
 
-def test_a_run_tells_the_rate_that_its_batch_gives():
+def test_a_run_reports_the_rate_that_its_batch_gives():
     import panax
     from panax.run.preparation import scale_learning_rate
 
@@ -145,7 +145,7 @@ def test_what_is_no_function_of_the_step_is_an_error(function, message):
         CustomSchedule(function=function).build(10)
 
 
-def test_a_bare_function_is_told_how_it_is_given(monkeypatch):
+def test_the_error_for_a_bare_function_shows_the_right_form(monkeypatch):
     # The tests' own checks of types, which users don't have, would look first.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(RecipeError, match=r"wrap the function of the step: CustomSchedule\(function=...\)"):

@@ -390,7 +390,7 @@ def test_refuses_what_it_cannot_do():
             call(ring_attention, target=Target("cpu"), options=AttentionOptions(**option))
 
 
-def test_says_once_that_a_ring_is_not_the_fastest_kernel(caplog):
+def test_reports_once_that_a_ring_is_not_the_fastest_kernel(caplog):
     _log_once.cache_clear()
     case = Case(name="said")
     with caplog.at_level(logging.WARNING, "panax.kernels"):

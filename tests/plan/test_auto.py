@@ -119,7 +119,7 @@ def tiny_experiment(*flags: str):
 
 
 @pytest.mark.parametrize("flags", [("--mesh", "auto"), ("--mesh=auto",), ("--mesh.auto",)])
-def test_a_run_takes_the_choice_and_says_it(flags, tmp_path, monkeypatch):
+def test_a_run_takes_the_choice_and_states_it(flags, tmp_path, monkeypatch):
     monkeypatch.setenv("PANAX_CACHE", str(tmp_path))
     experiment = tiny_experiment(*flags)
     assert experiment.mesh == MeshShape(auto=True)
@@ -146,7 +146,7 @@ class Whole(DecoderTask):
     names_axes = False
 
 
-def test_a_task_that_xla_partitions_says_nothing_before_it_is_compiled():
+def test_a_task_that_xla_partitions_prints_nothing_before_it_is_compiled():
     batch = text(8, 64, packed=True)
     task = Whole(model=dataclasses.replace(SMALL, max_length=64))
     with pytest.raises(LayoutError, match=r"Whole leaves that to XLA; set the mesh's sizes"):

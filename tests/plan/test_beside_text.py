@@ -51,7 +51,7 @@ def test_products_between_start_and_done_are_counted_with_loops_and_fusions():
     assert found["s.2"].hidden_bytes(2.0**14, 1.0) == pytest.approx(0.5)
 
 
-def test_what_does_not_tell_is_not_read():
+def test_fields_without_information_are_not_read():
     assert has_async_schedule(PROGRAM)
     assert not has_async_schedule(PROGRAM.replace("-start(", "("))
     with pytest.raises(ValueError, match="not scheduled"):

@@ -92,7 +92,7 @@ def test_the_shapes_of_text_are_those_of_its_batches(inspected, tmp_path):
     }
 
 
-def test_a_plan_holds_what_the_compiler_says():
+def test_a_plan_holds_what_the_compiler_states():
     task = dataclasses.replace(tiny.task(), model=dataclasses.replace(tiny.CONFIG, num_layers=1, windows=(0,)))
     program = Program.create(task, tiny.ADAMW, num_steps=4)
     step = CompiledStep(program, Placement.create(MeshShape(fsdp=8)), tiny.AXES)

@@ -28,7 +28,7 @@ from panax.plan.search.targets import CHIPS
         ("v6e-8", "v6e", 8, 1, "2x4", 8),
     ],
 )
-def test_a_name_says_kind_count_and_arrangement(name, kind, count, slices, topology, fast):
+def test_a_name_states_kind_count_and_arrangement(name, kind, count, slices, topology, fast):
     target = parse_target(name)
     assert (target.name, target.kind, target.count, target.num_slices) == (name, kind, count, slices)
     assert (target.topology, target.devices_per_fast_domain) == (topology, fast)
@@ -74,7 +74,7 @@ def test_figures_are_of_one_device_in_bytes_and_seconds():
         ("h100x8", NotImplementedError("topology not implemented for cuda")),
     ],
 )
-def test_without_the_compilers_the_error_says_what_to_install(name, error, monkeypatch):
+def test_without_the_compilers_the_error_explains_what_to_install(name, error, monkeypatch):
     def refuse(*args, **options):
         raise error
 

@@ -59,7 +59,7 @@ def test_a_runs_own_collectives_are_measured_and_nothing_else_is_left(here, caps
 
 
 @pytest.mark.slow
-def test_inspect_finds_the_profile_and_says_a_steps_time(capsys):
+def test_inspect_finds_the_profile_and_states_a_steps_time(capsys):
     layout = ["--mesh.fsdp", "2", "--mesh.tensor", "2"]
     assert main(["check", RECIPE, *layout]) == 0
     capsys.readouterr()

@@ -69,7 +69,7 @@ def test_every_kernel_for_this_platform_is_a_part():
     assert groups[-2:] == ["checkpoint", "benchmark"]
 
 
-def test_a_broken_kernel_is_named_and_the_others_go_on(broken, current):
+def test_a_broken_kernel_is_named_and_the_others_continue(broken, current):
     report = full.full_check("1.0", sizes=SMALL, only=lambda case: case.name.startswith("row sums"))
     by_name = {part.name: part for part in report.parts}
     assert [part.name for part in report.failed] == ["row sums, broken, float32", "row sums, broken, bfloat16"]
@@ -224,7 +224,7 @@ def quick(monkeypatch):
     return some
 
 
-def test_the_command_writes_a_page_and_tells_by_its_exit_code(quick, current, capsys):
+def test_the_command_writes_a_page_and_reports_by_its_exit_code(quick, current, capsys):
     one = ["check", "--mesh.fsdp", "1", "--full"]
     assert main([*one, "--output", "page.md"]) == 1
     said = capsys.readouterr().out

@@ -35,7 +35,7 @@ def test_an_axis_inside_of_processes_is_not_measured():
     ]
 
 
-def test_a_profile_says_what_is_expected_and_of_which_kind():
+def test_a_profile_states_what_is_expected_and_of_which_kind():
     mesh = mesh_of(replica=2, fsdp=4)
     profile = healthy(4)
     reduce = dataclasses.replace(profile.collectives[0], kind="all-reduce", axes=("replica",), bandwidth=5e8)

@@ -111,7 +111,7 @@ def test_a_step_takes_as_long_as_what_it_does_over_what_was_measured():
     assert step_time(cost(gather), ProfileFigures(PROFILE, {"fsdp": 8})).unknown == (("fsdp",),)
 
 
-def test_data_sheets_say_which_axes_leave_the_fast_network():
+def test_data_sheets_state_which_axes_leave_the_fast_network():
     sheet = DataSheet(parse_target("h100x16"), {"replica": 2, "fsdp": 4, "tensor": 2})
     assert sheet.collective_figures("all-gather", ("fsdp",)) == (450e9, 0.0)
     assert sheet.collective_figures("all-reduce", ("replica",)) == (50e9, 0.0)

@@ -55,7 +55,7 @@ def test_every_part_was_written_once_by_its_owner(chain, name):
 
 
 @pytest.mark.parametrize("count", [1, 8])
-def test_one_process_goes_on_with_what_three_wrote(chain, count):
+def test_one_process_continues_with_what_three_wrote(chain, count):
     folder, _ = chain
     placement = Placement.create(MeshShape(fsdp=count), devices=jax.devices()[:count])
     wanted = checkpoint_worker.state(placement)

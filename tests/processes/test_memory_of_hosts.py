@@ -48,7 +48,7 @@ def test_each_host_holds_two_parts_of_the_last_steps_alone(kept):
 
 
 @pytest.mark.parametrize("names", [["a", "new", "c"], ["c", "a"]], ids=["replaced", "fewer"])
-def test_goes_on_without_a_host_on_any_layout(hosts, tmp_path, names):
+def test_continues_without_a_host_on_any_layout(hosts, tmp_path, names):
     """Host b is gone: its part is at its peer's, whatever takes its place."""
     shutil.rmtree(hosts / "b")
     found = restored(tmp_path / "job", hosts, names, {"replica": len(names), "fsdp": 2})

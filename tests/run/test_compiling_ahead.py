@@ -48,7 +48,7 @@ def test_a_run_traces_its_step_once(experiment, monkeypatch):
         assert all(thread.startswith("panax-compile") for thread in found)
 
 
-def test_shapes_that_only_reading_tells(experiment):
+def test_shapes_that_only_reading_reveals(experiment):
     ramped = dataclasses.replace(experiment, overfit_batches=1)
     assert expected_shapes(prepare(ramped)) is None
     rows = ({"x": np.zeros((4, 2), np.float32)} for _ in range(3))

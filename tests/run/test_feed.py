@@ -99,7 +99,7 @@ def test_no_more_than_two_batches_lie_ahead_of_the_one_in_use():
             assert max(drawn) <= number + PREFETCH_BATCHES
 
 
-def test_a_slow_source_is_waited_for_and_the_wait_is_told():
+def test_a_slow_source_is_waited_for_and_the_wait_is_reported():
     may_draw = threading.Semaphore(0)
     with contextlib.closing(
         prefetch_to_device(Numbers(lambda number: may_draw.acquire(timeout=SECONDS)), Recorded())
@@ -162,7 +162,7 @@ class StopAt(Tracker):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_run_on_a_mixture_goes_on_bitwise(experiment):
+def test_a_run_on_a_mixture_continues_bitwise(experiment):
     def part(name, pattern, **settings):
         corpus = TextFiles(paths=(tiny_recipe.FOLDER,), pattern=pattern)
         return MixtureComponent(name=name, corpus=corpus, **settings)
@@ -189,7 +189,7 @@ def test_a_run_on_a_mixture_goes_on_bitwise(experiment):
     assert last["data/epochs/scanner"] == account[0]["parts"]["scanner"]["epochs"] > 0
 
 
-def test_a_run_tells_its_stall_its_epochs_and_its_account(undisturbed):
+def test_a_run_reports_its_stall_its_epochs_and_its_account(undisturbed):
     result, lines = undisturbed
     folder = Path(result.prepared.experiment.folder)
     trained = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

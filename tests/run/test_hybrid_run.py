@@ -44,7 +44,7 @@ class StopAt(Tracker):
 
 
 @pytest.mark.slow
-def test_goes_on_bitwise_on_a_mesh_and_generates(experiment, tmp_path, capsys) -> None:
+def test_continues_bitwise_on_a_mesh_and_generates(experiment, tmp_path, capsys) -> None:
     run = dataclasses.replace(
         experiment, task=DecoderTask(model=MODEL), mesh=MeshShape(fsdp=2, context=2, tensor=2), num_steps=20
     )

@@ -116,7 +116,7 @@ def test_keeps_the_last_and_the_best(undisturbed):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_the_same_command_goes_on_bitwise(experiment, undisturbed, number):
+def test_a_signal_saves_and_the_same_command_continues_bitwise(experiment, undisturbed, number):
     first = fit(experiment, say=quiet, trackers=(StopAt(10, number),))
     assert first.interrupted_by == number.name
     assert 10 <= first.step < 30 and Path(first.checkpoint).name == f"step_{first.step:08d}"
@@ -167,7 +167,7 @@ def test_a_finished_run_trains_no_further(undisturbed):
     assert_same_state(again.state, result.state)
 
 
-def test_goes_on_with_another_mesh(experiment, undisturbed):
+def test_continues_with_another_mesh(experiment, undisturbed):
     fit(experiment, say=quiet, trackers=(StopAt(10, signal.SIGTERM),))
     result = fit(
         dataclasses.replace(experiment, mesh=MeshShape(replica=2, fsdp=2)), say=quiet, devices=jax.devices()[:4]
@@ -176,7 +176,7 @@ def test_goes_on_with_another_mesh(experiment, undisturbed):
     assert result.evaluation["loss"] == pytest.approx(undisturbed[0].evaluation["loss"], rel=1e-4)
 
 
-def test_changed_settings_are_told(experiment):
+def test_changed_settings_are_reported(experiment):
     fit(dataclasses.replace(experiment, num_steps=5, optimizer=STEADY), say=quiet)
     lines: list[str] = []
     fit(dataclasses.replace(experiment, num_steps=6, optimizer=STEADY), say=lines.append)
@@ -247,7 +247,7 @@ def test_more_stages_than_layers_are_refused(experiment):
         fit(dataclasses.replace(experiment, mesh=MeshShape(fsdp=1, stage=8)), say=quiet)
 
 
-def test_plain_iterables_train_too_and_say_that_they_are_replayed(experiment):
+def test_plain_iterables_train_too_and_state_that_they_are_replayed(experiment):
     batches = []
     for i in range(4):
         rng = np.random.default_rng(i)

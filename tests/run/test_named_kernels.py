@@ -26,7 +26,7 @@ def said(experiment: panax.Experiment) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "reason"), [("auto", "the fastest on cpu"), ("reference", "it is named")])
-def test_a_run_says_once_which_kernel_it_takes(tmp_path, name, reason):
+def test_a_run_reports_once_which_kernel_it_takes(tmp_path, name, reason):
     taken = "blockwise" if name == "auto" else name
     lines = [line for line in said(run_of(tmp_path, attention=name)) if reason in line]
     assert lines == [f"attention on cpu runs {taken!r}: {reason}"]

@@ -38,7 +38,7 @@ def lines_of(tmp_path, loss=squares, net: Callable[[Any], Line] = Line, **settin
     return lines
 
 
-def test_a_loss_that_depends_on_no_parameter_is_said_once(tmp_path):
+def test_a_loss_that_depends_on_no_parameter_is_reported_once(tmp_path):
     lines = lines_of(tmp_path, lambda model, batch: jax.lax.stop_gradient(squares(model, batch)))
     (line,) = [line for line in lines if "gradient is exactly 0" in line]
     assert line.startswith("warning: step 1:") and "depends on no parameter that trains" in line

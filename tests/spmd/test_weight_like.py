@@ -118,6 +118,6 @@ def test_a_gradient_that_is_formed_early_is_returned_at_once():
     np.testing.assert_array_equal(result, np.full((16, 4), 8.0))
 
 
-def test_a_low_rank_weight_says_what_it_is_made_of():
+def test_a_low_rank_weight_lists_its_parts():
     structure = jax.tree.structure(Adapted().init(jax.random.key(0))[0]["up"])
     assert structure == jax.tree.structure(LowRank(0, 0, 0, 0))

@@ -85,7 +85,7 @@ def test_removing_what_is_not_there_is_no_error(store):
     store.delete([])
 
 
-def test_what_is_missing_or_too_short_is_said(store):
+def test_what_is_missing_or_too_short_is_reported(store):
     store.write("a/b", [b"12345"])
     for path in ("nothing", "a/nothing", "a"):
         with pytest.raises(ObjectNotFoundError, match=f"{path} does not exist"):

@@ -125,7 +125,7 @@ def test_a_number_of_tries_is_kept(proxy, bucket):
 
 
 @pytest.mark.parametrize("operation", ["write", "read", "list", "delete"])
-def test_lost_permission_is_said_at_once_and_without_secrets(proxy, bucket, operation):
+def test_lost_permission_is_reported_at_once_and_without_secrets(proxy, bucket, operation):
     store = opened(bucket)
     proxy.faults.forget()
     proxy.faults.set(Fault(kind="403", times=None))
@@ -200,7 +200,7 @@ def test_no_credentials(monkeypatch):
         ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT_KEY": '{"private_key": "SECRET"'}),
     ],
 )
-def test_settings_that_are_missing_or_wrong_are_said_when_it_is_opened(monkeypatch, url, settings):
+def test_settings_that_are_missing_or_wrong_are_reported_when_it_is_opened(monkeypatch, url, settings):
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
@@ -223,7 +223,7 @@ def test_azure_takes_the_environment(monkeypatch):
         ObjectStore.open("az://container/x", BRIEF).read("y")
 
 
-def test_stores_that_say_not_found_when_removing(tmp_path, monkeypatch):
+def test_stores_that_state_not_found_when_removing(tmp_path, monkeypatch):
     """As Google and Azure do."""
     store = ObjectStore.open(f"memory://{tmp_path.name}", QUICK)
     store.write("a", [b"1"])
@@ -316,7 +316,7 @@ def test_opaque_tags_cost_a_read_and_no_retry(s3_server, proxy, bucket, monkeypa
 
 
 @pytest.mark.parametrize("at", [0.0, 0.5, 0.99])
-def test_a_read_that_breaks_off_goes_on_from_there(proxy, bucket, monkeypatch, at):
+def test_a_read_that_breaks_off_continues_from_there(proxy, bucket, monkeypatch, at):
     monkeypatch.setattr("panax.stores.objects._CHUNK_BYTES", 2**12)
     store = ObjectStore.open(bucket, RetryPolicy(stagger_seconds=0.0, base_seconds=0.01))
     bytes_ = np.random.default_rng(2).bytes(2**22)
@@ -330,7 +330,7 @@ def test_a_read_that_breaks_off_goes_on_from_there(proxy, bucket, monkeypatch, a
     assert sum(proxy.faults.counts.bytes_read.values()) < 2.5 * len(bytes_)
 
 
-def test_a_read_of_what_is_replaced_begins_anew(s3_server, proxy, bucket, monkeypatch):
+def test_a_read_of_what_is_replaced_begins_again(s3_server, proxy, bucket, monkeypatch):
     monkeypatch.setattr("panax.stores.objects._CHUNK_BYTES", 2**12)
     store = ObjectStore.open(bucket, RetryPolicy(stagger_seconds=0.0, base_seconds=0.25))
     old, new = bytes(2**21), bytes([1]) * 2**21
@@ -371,7 +371,7 @@ def test_large_objects_go_in_parts_and_are_verified(s3_server, proxy, bucket, mo
     assert sum(proxy.faults.counts.faults.values()) == 2
 
 
-def test_a_list_goes_on_where_it_broke_off(tmp_path, monkeypatch):
+def test_a_list_continues_where_it_broke_off(tmp_path, monkeypatch):
     store = ObjectStore.open(f"memory://{tmp_path.name}/run", QUICK)
     for index in range(120):
         store.write(f"{index:03d}", [b"1"])
@@ -390,7 +390,7 @@ def test_a_list_goes_on_where_it_broke_off(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_long_list_goes_on_where_it_broke_off(s3_server, proxy, bucket):
+def test_a_long_list_continues_where_it_broke_off(s3_server, proxy, bucket):
     name = bucket.removeprefix("s3://")
     for index in range(1003):
         s3_server.put(f"{name}/run/{index:04d}/x", b"1")
@@ -410,7 +410,7 @@ def test_a_long_list_goes_on_where_it_broke_off(s3_server, proxy, bucket):
     assert store.list() == []
 
 
-def test_no_more_requests_at_once_than_said(proxy, bucket):
+def test_no_more_requests_at_once_than_configured(proxy, bucket):
     store = ObjectStore.open(bucket, RetryPolicy(stagger_seconds=0.0))
     proxy.faults.set(Fault(kind="slow", times=None, seconds=0.03))
     with ThreadPoolExecutor(32) as threads:

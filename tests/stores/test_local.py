@@ -98,7 +98,7 @@ def test_a_disk_that_wants_larger_pages_is_written_through_the_cache(tmp_path, m
     assert refused == ([PAGE] if takes_direct(tmp_path) else [])
 
 
-def test_a_short_write_goes_on(tmp_path, monkeypatch):
+def test_a_short_write_continues(tmp_path, monkeypatch):
     whole = os.write
     monkeypatch.setattr("panax.stores.local.os.write", lambda descriptor, view: whole(descriptor, view[:1000]))
     bytes_ = np.random.default_rng(0).bytes(12_345)
@@ -190,7 +190,7 @@ print(json.dumps(said))
 """
 
 
-def test_lost_permission_and_read_only_folders_are_said():
+def test_lost_permission_and_read_only_folders_are_reported():
     root = Path(tempfile.mkdtemp())
     try:
         store = LocalStore(root)
@@ -214,7 +214,7 @@ def test_lost_permission_and_read_only_folders_are_said():
         shutil.rmtree(root)
 
 
-def test_a_read_only_file_system_is_said(tmp_path, monkeypatch):
+def test_a_read_only_file_system_is_reported(tmp_path, monkeypatch):
     store = LocalStore(tmp_path)
     store.write("a/x", [b"old"])
 
@@ -281,7 +281,7 @@ def test_a_folder_that_goes_while_it_is_written_to_is_made_again(tmp_path, monke
     assert store.read("a/x") == b"new"
 
 
-def test_a_file_cut_short_is_said_with_its_byte_range(tmp_path):
+def test_a_file_cut_short_is_reported_with_its_byte_range(tmp_path):
     store = LocalStore(tmp_path)
     store.write("a/x", [bytes(10_000)])
     os.truncate(tmp_path / "a/x", 6000)

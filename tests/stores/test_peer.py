@@ -172,7 +172,7 @@ def test_connections_without_the_token_are_few_and_short(served, peer, monkeypat
     assert not server._server._waiting or peer.read("b") == b"y"
 
 
-def test_a_connection_on_which_the_token_was_given_is_not_hung_up(served, monkeypatch):
+def test_an_authenticated_connection_is_not_closed(served, monkeypatch):
     local, server = served
     monkeypatch.setattr(server._server, "waiting_seconds", 0.2)
     host, port = server.address.split(":")

@@ -39,7 +39,7 @@ def test_who_gets_huge_pages(system, choice):
     assert huge_page_mode() == choice
 
 
-def test_a_system_that_does_not_say_has_none(monkeypatch, tmp_path):
+def test_a_system_that_does_not_state_has_none(monkeypatch, tmp_path):
     monkeypatch.setattr(allocator, "HUGE_PAGES", tmp_path / "absent")
     assert huge_page_mode() == "never" and huge_page_environment({}) == {}
 

@@ -63,7 +63,7 @@ def test_varints_return_what_was_written(value):
     assert BinaryReader(out).zigzag() == (value >> 1 if value % 2 == 0 else -(value + 1 >> 1))
 
 
-def test_a_varint_without_end_is_damage_and_one_cut_short_is_said_to_be():
+def test_a_varint_without_end_is_damage_and_one_cut_short_is_reported_to_be():
     with pytest.raises(BinaryError, match="more than 64 bits"):
         BinaryReader(b"\xff" * 300).varint()
     with pytest.raises(TruncatedError):

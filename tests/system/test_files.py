@@ -95,7 +95,7 @@ def test_a_folder_is_removed_without_what_its_links_lead_to(tmp_path):
     files.remove_folder(gone)
 
 
-def test_what_can_not_be_removed_is_said(tmp_path, monkeypatch):
+def test_what_can_not_be_removed_is_reported(tmp_path, monkeypatch):
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     usual = os.rmdir
 

@@ -28,7 +28,7 @@ def cgroups(tmp_path, monkeypatch):
     return make
 
 
-def test_without_cgroups_the_host_says(cgroups):
+def test_without_cgroups_the_host_states(cgroups):
     assert free_bytes() == 64 * GIB and host_bytes() > GIB
 
 
@@ -64,7 +64,7 @@ def test_the_older_version(cgroups):
     assert host_bytes() == GIB and free_bytes() == GIB - GIB // 8
 
 
-def test_files_that_say_something_else_limit_nothing(cgroups):
+def test_files_that_report_itmething_else_limit_nothing(cgroups):
     cgroups("0::/../a\nnonsense\n", {"a/memory.max": "much\n", "memory.max": ""})
     assert free_bytes() == 64 * GIB
 

@@ -63,18 +63,18 @@ def test_letters_that_an_encoding_lacks_come_as_codes(tmp_path):
     assert done and process.stdout == b"line 0 \\xe9\nbytes\n"
 
 
-def test_work_goes_on_where_a_disk_is_full(tmp_path):
+def test_work_continues_where_a_disk_is_full(tmp_path):
     with open("/dev/full", "wb") as full:
         process, done = work(tmp_path, stdout=full, stderr=full)
     assert done and process.returncode == 0
 
 
-def test_work_goes_on_without_standard_streams(tmp_path):
+def test_work_continues_without_standard_streams(tmp_path):
     process, done = work(tmp_path, before=("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"))
     assert done and process.returncode == 0
 
 
-def test_work_goes_on_where_nobody_reads(tmp_path):
+def test_work_continues_where_nobody_reads(tmp_path):
     controller, terminal = pty.openpty()
     began = time.monotonic()
     try:
@@ -85,7 +85,7 @@ def test_work_goes_on_where_nobody_reads(tmp_path):
     assert done and process.returncode == 0 and time.monotonic() - began < 40
 
 
-def test_work_goes_on_where_the_reader_has_gone(tmp_path):
+def test_work_continues_where_the_reader_has_gone(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
     process, done = work(tmp_path, stdout=writing, stderr=subprocess.PIPE)

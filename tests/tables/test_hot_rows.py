@@ -103,7 +103,7 @@ def test_hot_rows_lie_beside_the_small_tables():
         assert 0.9 < np.abs(part).max() * 1000**0.5 < 1
 
 
-def test_mistakes_are_told():
+def test_mistakes_are_reported():
     feature = (FeatureConfig(leaf="item"),)
     for rows, hot, more, message in (
         (9, 9, {}, "has hot_rows=9 of rows=9; expected fewer"),

@@ -86,7 +86,7 @@ def alone() -> tuple[TrainState, list[Any]]:
     return trained(step_of(None, 1))
 
 
-def test_rows_are_given_out_as_a_written_out_vocabulary_says(alone):
+def test_rows_are_given_out_as_a_written_out_vocabulary_states(alone):
     state, actual = alone
     places, counts = written_out(Growth(ways=WAYS), [keyed_batch(seed) for seed in range(STEPS)])
     for told, expected in zip(actual, counts):
@@ -117,7 +117,7 @@ def test_layouts_give_out_the_same_rows_and_train_like_one_device(alone, mesh, m
         np.testing.assert_allclose(one, two, rtol=0, atol=2e-6)
 
 
-def test_a_row_that_is_taken_begins_anew_and_no_other_changes(alone):
+def test_a_row_that_is_taken_begins_again_and_no_other_changes(alone):
     step = step_of(None, 1)
     (each,), batch = step.program.task.growing, step.put(keyed_batch(STEPS))
     before = jax.device_put(alone[0], step.shardings)
@@ -218,7 +218,7 @@ def test_no_instruction_is_of_the_tables_size_but_gathers_and_scatters():
     assert "scatter" in kinds and not set(kinds) - NO_PASS, set(kinds)
 
 
-def test_mistakes_are_told():
+def test_mistakes_are_reported():
     feature = (FeatureConfig(leaf="item"),)
     with pytest.raises(RecipeError, match=r"ways=6; expected a power of two"):
         Growth(ways=6)
@@ -243,7 +243,7 @@ def test_two_processes_give_out_the_same_rows_bit_by_bit(tmp_path: Path):
     assert found[0] == found[1] == growing_worker.digests({"fsdp": 8}, 4)
 
 
-def test_two_towers_grow_and_tell_the_vectors_of_a_catalogue():
+def test_two_towers_grow_and_report_the_vectors_of_a_catalogue():
     def tower(name: str) -> TablesConfig:
         feature = FeatureConfig(leaf=name)
         return TablesConfig(tables=(TableConfig(name=name, rows=64, width=4, features=(feature,), growth=Growth()),))

@@ -35,7 +35,7 @@ def test_a_checkpoint_is_restored_onto_another_mesh_bit_by_bit(saved, mesh):
 
 
 @pytest.mark.slow
-def test_two_processes_restore_train_and_save_what_one_goes_on_from(saved, tmp_path: Path):
+def test_two_processes_restore_train_and_save_what_one_continues_from(saved, tmp_path: Path):
     folder, first, unbroken = saved
     between = str(tmp_path / "between")
     arguments = [json.dumps({"fsdp": 8}), "1", folder, between]

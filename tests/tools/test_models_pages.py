@@ -28,7 +28,7 @@ def test_every_family_and_every_preset_is_on_one_page():
     assert set(unreleased.presets) == {"mt_nlg_530b", "megatron_1t", "glam_64b_64e"}
 
 
-def test_a_page_says_what_loads_and_how_close_it_is():
+def test_a_page_states_what_loads_and_how_close_it_is():
     text = pages(read_figures(ROOT))["qwen3_moe.md"]
     assert "`qwen3_30b_a3b`" in text and "30,532,122,624" in text and "3.3 billion" in text
     assert "`num_experts_per_tok`" in text and "panax export runs/qwen3_30b_a3b exported" in text

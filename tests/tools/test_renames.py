@@ -121,7 +121,7 @@ def test_the_examples_of_the_tool():
     assert attempted >= 4
 
 
-def test_a_tree_is_renamed_with_its_text_and_what_can_not_be_is_told(tmp_path, capsys):
+def test_a_tree_is_renamed_with_its_text_and_what_can_not_be_is_reported(tmp_path, capsys):
     files = {
         "docs/page.md": "`Kept` holds it.\n\n```python\nfrom pack import Kept\n```\n",
         "src/pack/__init__.py": '"""A package."""\n\nfrom .store import Kept\n\n__all__ = ["Kept"]\n',

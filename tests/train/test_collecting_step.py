@@ -139,7 +139,7 @@ def test_the_debugger_takes_the_same_step():
     assert float(after.params["w"]) == float(expected[0].params["w"]) and int(after.step) == 1
 
 
-def test_updates_end_where_the_task_says():
+def test_updates_end_where_the_task_states():
     state, scalars = taken(Counting(stops_above=1.5 * RATE), 1)
     assert state.params["w"] == -RATE * 2 * 2, "the third update of each collection is not made"
     assert scalars["updates"] == 4 and scalars["moved"] == pytest.approx(RATE / 2)

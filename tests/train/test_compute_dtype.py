@@ -91,7 +91,7 @@ def test_a_program_has_it_filled_in(processor):
 
 
 @pytest.mark.parametrize("others, dtype", [(["bfloat16"], "bfloat16"), (["bfloat16", "float32"], "float32")])
-def test_the_lowest_of_a_job_wins_and_is_said_once(processor, monkeypatch, others, dtype):
+def test_the_lowest_of_a_job_wins_and_is_reported_once(processor, monkeypatch, others, dtype):
     processor("avx512_bf16", kernel=True)
     monkeypatch.setattr(precision, "gather_texts", lambda mine: others)
     said: list[str] = []
@@ -100,7 +100,7 @@ def test_the_lowest_of_a_job_wins_and_is_said_once(processor, monkeypatch, other
     assert line.startswith(f"compute dtype  {dtype} (auto: ") and ("process 1 of this job" in line) == (len(others) > 1)
 
 
-def test_a_dtype_that_is_set_is_obeyed_and_the_slow_one_is_said(processor):
+def test_a_dtype_that_is_set_is_obeyed_and_the_slow_one_is_reported(processor):
     processor("avx2", kernel=False)
     said: list[str] = []
     task = dataclasses.replace(auto(), compute_dtype="bfloat16")

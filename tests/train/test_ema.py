@@ -122,7 +122,7 @@ def test_it_is_kept_wider_than_narrow_parameters():
     assert judged["w"].dtype == jnp.bfloat16 and judged["w"].tolist() == [2.0, 2.0] and judged["v"] is params["v"]
 
 
-def test_the_average_is_what_is_judged_and_the_metrics_say_so(whole):
+def test_the_average_is_what_is_judged_and_the_metrics_report_it(whole):
     step, state = whole.prepared.step, whole.state
     held_out = [batch for batch, _ in whole.prepared.data.held_out.batches()]
     plain = compiled_without(whole)

@@ -77,7 +77,7 @@ def test_an_infinite_update_ends_the_run_before_it_is_saved(case, tmp_path):
     assert saved[-1] == "step_00000002"
 
 
-def test_a_loop_of_ones_own_is_told_too():
+def test_a_loop_of_ones_own_is_reported_too():
     step = panax.compile_step(
         Line(), BATCH, Optax(transformation=optax.sgd(infinite)), mesh=ALONE, devices=jax.devices()[:1]
     )

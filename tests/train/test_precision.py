@@ -106,7 +106,7 @@ def test_a_precision_of_products_in_16_bits_is_refused(dtype):
             make(compute_dtype=dtype, matmul_precision="float32")
 
 
-def test_a_run_says_what_it_multiplies_in():
+def test_a_run_states_what_it_multiplies_in():
     assert describe_precision(Product("tf32"), H100) == (
         "matmul precision  float32 is multiplied in tf32 (task.matmul_precision)"
     )

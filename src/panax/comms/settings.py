@@ -130,7 +130,7 @@ class Comms(Validated):
                     )
         elif self.compress not in WIRES:
             raise RecipeError(
-                f"comms.compress={self.compress!r} is not a wire; {suggest_name(self.compress, list(WIRES))}"
+                f"comms.compress={self.compress!r} is not a wire format; {suggest_name(self.compress, list(WIRES))}"
             )
         for axis in () if self.over == (AUTO,) else self.over:
             if axis not in MESH_AXES:

@@ -320,7 +320,7 @@ class CompiledStep:
             TrainingError: The optimizer has no renewal.
         """
         if self.program.transformation.renewal is None:
-            raise TrainingError(f"{type(self.program.optimizer).__name__} renews nothing of its state between steps")
+            raise TrainingError(f"{type(self.program.optimizer).__name__} has no state to renew between steps")
         renew = jax.jit(self.program.renew, donate_argnums=0, out_shardings=self.shardings.optimizer_state)
         with self.placement.activate():
             return self._checked_program(renew.trace(self._abstract_state().optimizer_state))

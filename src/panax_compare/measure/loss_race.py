@@ -134,7 +134,7 @@ class Race(Measurement):
                 columns.append(column)
             else:
                 self.result(column).state, self.result(column).reason = "failed", judgement.reason
-                self.say(f"{column.title}: does other work: {judgement.reason}")
+                self.say(f"{column.title} is left out, since its computation differs: {judgement.reason}")
         return columns
 
     def _train(self, columns: Sequence[Column], arrivals: dict[str, RaceEntry]) -> None:

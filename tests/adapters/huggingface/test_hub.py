@@ -84,7 +84,7 @@ def test_a_folder_comes_before_a_name(cache: Path, tmp_path: Path, monkeypatch: 
     assert find_model("org/tiny").where == "org/tiny"
 
 
-def test_without_the_library_the_message_says_what_to_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_message_explains_what_to_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         CheckpointError, match=r"org/absent is neither a folder .* not installed: pip install huggingface_hub, or"

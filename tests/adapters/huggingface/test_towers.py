@@ -134,7 +134,7 @@ def test_a_setting_that_the_whole_model_ignores_is_refused(folder_of_examples: P
         config_from(tmp_path)
 
 
-def test_without_the_release_the_message_says_what_is_needed(tower: Example, tmp_path: Path) -> None:
+def test_without_the_release_the_message_states_what_is_needed(tower: Example, tmp_path: Path) -> None:
     like = json.loads((tower.folder / "config.json").read_text())
     with pytest.raises(RecipeError, match="has other towers in addition to the text's; pass its folder"):
         save(tmp_path / "out", tower.params, tower.state, like=like)

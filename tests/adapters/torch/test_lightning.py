@@ -286,7 +286,7 @@ class ValidatesByNumber(Plain):
         return self.training_step(batch) * (1 + (batch_idx == 0))
 
 
-def test_an_evaluation_that_would_be_refused_is_said_at_once():
+def test_an_evaluation_that_would_be_refused_is_reported_at_once():
     arguments = fit_arguments(ValidatesByNumber(), example=EXAMPLE, num_steps=4)
     (note,) = arguments.task.notes
     assert note.startswith("an evaluation would be refused: ValidatesByNumber computes or branches with batch_idx")

@@ -204,7 +204,7 @@ class Timed(Addressed):
 
 
 @pytest.mark.parametrize("way", DOUBLES)
-def test_a_double_that_float32_can_not_tell_from_its_neighbours_ends_the_run(way):
+def test_a_double_that_float32_can_not_distinguish_from_its_neighbours_ends_the_run(way):
     read, dtype, message = DOUBLES[way]
     small = {"t": torch.arange(ROWS).to(dtype)}
     loss = lambda m, b: m(b["t"]).square().mean()  # noqa: E731

@@ -121,7 +121,7 @@ def test_what_differs_from_call_to_call_is_found_by_the_check(monkeypatch):
     assert "in PyTorch and" in message and "check=False" in message
 
 
-def test_what_autograd_can_not_do_is_said_with_the_line():
+def test_what_autograd_can_not_do_is_reported_with_the_line():
     def impossible(part, h):
         y = torch.sigmoid(h)
         y.add_(1)
@@ -219,7 +219,7 @@ def test_patterns_of_sharding_that_match_nothing():
         task(nn.Linear(WIDTH, WIDTH), mean, BATCH, sharding={"weight": ("embed", "fnn")})
 
 
-def test_where_a_check_can_not_be_made_it_is_said(monkeypatch):
+def test_where_a_check_can_not_be_made_it_is_reported(monkeypatch):
     from panax.adapters.torch import gradient_check
 
     monkeypatch.setattr(gradient_check, "free_bytes", lambda: 100)

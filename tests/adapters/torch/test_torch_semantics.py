@@ -379,7 +379,7 @@ def test_debugging_runs_the_modules_own_code():
     assert float(compiled(compiled.init(), vectors())[1]["loss"]) == pytest.approx(float(scalars["loss"]), rel=1e-5)
 
 
-def test_fit_takes_a_data_loader_and_goes_on(tmp_path):
+def test_fit_takes_a_data_loader_and_continues(tmp_path):
     module = nn.Sequential(nn.Linear(WIDTH, 32), nn.BatchNorm1d(32), nn.Dropout(0.1), nn.ReLU(), nn.Linear(32, 4))
     x = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(0))
     data = torch.utils.data.TensorDataset(x, x[:, :4].argmax(1))

@@ -80,7 +80,7 @@ def test_files_that_contradict_or_are_damaged(tmp_path):
     refused({"emb.weight": EMBEDDING, **STEPS}, tmp_path, "other.safetensors can't be read: .*fetch or save it again")
 
 
-def test_what_is_left_over_in_the_file_is_said(tmp_path):
+def test_what_is_left_over_in_the_file_is_reported(tmp_path):
     made = adapted({"emb.weight": EMBEDDING, "extra.bias": torch.zeros(3), **STEPS}, tmp_path)
     assert any(
         note.startswith("not of the module, in") and note.endswith(": extra.bias (1 in all)") for note in made.notes

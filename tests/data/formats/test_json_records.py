@@ -92,7 +92,7 @@ def test_other_compressions_are_named(tmp_path):
     assert "format Parquet" in bad.reason
 
 
-def test_without_the_library_zstd_says_what_to_install(tmp_path, monkeypatch):
+def test_without_the_library_zstd_explains_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl.zst").write_bytes(COMPRESS["zst"](LINES))
     for name in ("backports", "backports.zstd", "compression", "compression.zstd"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -202,7 +202,7 @@ def test_a_field_that_stands_twice_is_a_bad_record(tmp_path):
     assert "field 'text' stands twice" in bad.reason and good == Document("c")
 
 
-def test_first_bytes_say_what_a_file_is(tmp_path):
+def test_first_bytes_state_what_a_file_is(tmp_path):
     parquet.write_table(pa.table({"text": ["the oak"]}), tmp_path / "table.txt")
     assert isinstance(make_corpus(tmp_path / "table.txt"), Parquet)
     for name in ("lines.json", "LINES.JSONL", "lines.txt", "lines"):

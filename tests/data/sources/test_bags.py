@@ -214,7 +214,7 @@ def test_sequences_leave_the_last_event_out(tmp_path):
     assert last["times"].tolist() == [[0, 10, 0, 0], [0, 1, 1, 0]]
 
 
-def test_sequences_may_say_when_each_target_was(tmp_path):
+def test_sequences_may_state_when_each_target_was(tmp_path):
     opened = sequences(tmp_path, last=4, target_times=True)
     assert opened.held_out is not None and "target_times" in opened.held_out.axes
     train, last = (part.examples.read(np.arange(2)) for part in (opened.train, opened.held_out))

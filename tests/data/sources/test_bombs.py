@@ -72,7 +72,7 @@ def shard(texts):
 
 @pytest.mark.parametrize("compression", ["snappy", "br", "zstd"])
 @pytest.mark.parametrize("claims", [200_021, 20, -3])
-def test_a_shard_that_becomes_another_size_than_its_index_says_is_damage(compression, claims, tmp_path):
+def test_a_shard_that_becomes_another_size_than_its_index_states_is_damage(compression, claims, tmp_path):
     raw = shard([b"one", b"two"])
     codec = {"br": "brotli"}.get(compression, compression)
     stored = pa.compress(raw, codec, asbytes=True)

@@ -59,7 +59,7 @@ def test_each_example_once_an_epoch_in_an_order_of_the_seed():
 
 
 @pytest.mark.parametrize("start", range(0, 9, 4))
-def test_any_position_goes_on_exactly(start):
+def test_any_position_continues_exactly(start):
     source = ExampleSource(numbers(), batch_size=4)
     whole = drawn(source, 10)
     again = drawn(source, 10 - start, whole[start - 1].position if start else None)

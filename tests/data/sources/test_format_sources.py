@@ -115,7 +115,7 @@ def test_a_damaged_array_record_file_is_named(tmp_path, damage):
 
 
 @pytest.mark.parametrize("module", ["pyarrow", "array_record.python.array_record_module"])
-def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch, module):
+def test_a_missing_package_explains_what_to_install(tmp_path, monkeypatch, module):
     paths = (str(tmp_path / "a"),)
     (tmp_path / "a").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, module, None)
@@ -293,7 +293,7 @@ def test_a_damaged_index_of_megatron_is_named(tmp_path, damage, says):
         read_index(path, "a.idx")
 
 
-def test_tokens_of_another_length_than_the_index_says_are_refused(tmp_path):
+def test_tokens_of_another_length_than_the_index_states_are_refused(tmp_path):
     for suffix in (".bin", ".idx"):
         shutil.copy(FIXTURES / f"megatron_u16{suffix}", tmp_path / f"a{suffix}")
     with (tmp_path / "a.bin").open("ab") as file:

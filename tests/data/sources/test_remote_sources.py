@@ -91,7 +91,7 @@ def test_records_name_the_address(folder):
         list(Jsonl(paths=(folder,)).documents())
 
 
-def test_a_changed_object_changes_the_fingerprint_and_is_read_anew(folder):
+def test_a_changed_object_changes_the_fingerprint_and_is_read_again(folder):
     corpus = Jsonl(paths=(folder,))
     before = corpus.fingerprint()
     assert before == corpus.fingerprint() and texts(folder)[1] == "A"

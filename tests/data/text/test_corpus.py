@@ -206,7 +206,7 @@ def test_broken_json_names_the_file_and_the_line(tmp_path, line, says):
         usable(Jsonl(paths=(str(tmp_path),)))
 
 
-def test_bad_lines_are_told_and_those_after_them_go_on(tmp_path):
+def test_bad_lines_are_reported_and_those_after_them_continue(tmp_path):
     lines = [b'{"text": "a"}', b"{", b'{"text": "caf\xe9"}', b"[]", b'{"body": 1}', b'{"text": 1}', b'{"text": "b"}']
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
     found = list(Jsonl(paths=(str(tmp_path),)).documents())
@@ -217,14 +217,14 @@ def test_bad_lines_are_told_and_those_after_them_go_on(tmp_path):
         assert isinstance(bad, BadRecord) and bad.reason.startswith(reason)
 
 
-def test_documents_that_are_too_long_are_told_by_file_and_line(tmp_path):
+def test_documents_that_are_too_long_are_reported_by_file_and_line(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "short"}, {"text": "long" * 9}])
     checked = UsableDocuments(Jsonl(paths=(path,)), RecordLimits(max_characters=10, max_bad_records=1))
     assert list(checked.documents()) == [Document("short")]
     assert checked.bad == [(f"{path}, line 2", "36 characters; expected at most max_characters=10")]
 
 
-def test_text_files_go_on_after_one_of_another_encoding(tmp_path):
+def test_text_files_continue_after_one_of_another_encoding(tmp_path):
     for name, content in {"a": b"A", "b": b"\xe9", "c": b"C"}.items():
         (tmp_path / name).write_bytes(content)
     first, bad, last = TextFiles(paths=(str(tmp_path),)).documents()
@@ -310,7 +310,7 @@ def test_a_directory_that_is_no_dataset_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(("package", "extra"), [("pyarrow", "parquet"), ("datasets", "datasets")])
-def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch, package, extra):
+def test_a_missing_package_explains_what_to_install(tmp_path, monkeypatch, package, extra):
     corpus = {
         "parquet": lambda: Parquet(paths=(write_parquet(tmp_path / "a.parquet"),)),
         "datasets": lambda: HuggingFaceDisk(path=str(tmp_path)),

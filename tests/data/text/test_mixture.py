@@ -127,7 +127,7 @@ def test_the_places_of_parts_in_a_batch_are_shuffled(documents):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_resuming_at_any_position_goes_on_as_if_never_stopped(documents, padded):
+def test_resuming_at_any_position_continues_as_if_never_stopped(documents, padded):
     def make():
         return mixed(documents, (1.0, ((0, 0.1), (20, 2.0)), 0.5), (None, None, 1.5), padded=padded)
 

@@ -40,7 +40,7 @@ def test_a_batch_has_the_declared_leaves(many_documents):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 70])
-def test_resuming_at_any_position_goes_on_as_if_never_stopped(many_documents, batch_size):
+def test_resuming_at_any_position_continues_as_if_never_stopped(many_documents, batch_size):
     whole = take(source_of(many_documents, batch_size=batch_size), 120 // batch_size + 3)
     for stop in range(0, len(whole), 1 + len(whole) // 12):
         position = json.loads(json.dumps(whole[stop].position))

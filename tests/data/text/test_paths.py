@@ -95,7 +95,7 @@ def test_fields_are_named_for_records_alone(here):
         (("https://example.org/x",), DataError, "can't be read: expected a path of this machine or s3://"),
     ],
 )
-def test_what_can_not_be_read_is_said(here, paths, error, said):
+def test_what_can_not_be_read_is_reported(here, paths, error, said):
     (here / "empty").mkdir()
     for folder, names in {
         "both": ("a.jsonl", "b.txt"),

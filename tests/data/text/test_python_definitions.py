@@ -57,7 +57,7 @@ def test_lines_are_counted_as_the_parser_does(end):
     assert list(extract_definitions(source)) == ["def f():\n    x = '\x0b\x1c'\n    return x\n"]
 
 
-def test_what_is_no_python_is_said():
+def test_files_that_are_not_python_are_reported():
     with pytest.raises(SyntaxError):
         list(extract_definitions("def f(:\n"))
 

@@ -132,7 +132,7 @@ def test_left_out_as_asked_and_cached_apart(tmp_path) -> None:
     assert theirs(tmp_path / "saved")("the cat").input_ids == again.encode("the cat")
 
 
-def test_what_cannot_be_left_out_is_said(tmp_path) -> None:
+def test_what_cannot_be_left_out_is_reported(tmp_path) -> None:
     folder = saved(tmp_path / "t", bert(), "[SEP]")
     with pytest.raises(RecipeError, match=r"add_bos=False: .*tokenizer\.json .* a BertProcessing"):
         PretrainedTokenizer(path=str(folder), add_bos=False).load()
@@ -190,7 +190,7 @@ def test_what_lies_beside_is_kept_and_consistent(in_config: bool, tmp_path) -> N
     assert json.loads((tmp_path / "other" / "generation_config.json").read_text())["eos_token_id"] == 3
 
 
-def test_a_models_folder_may_say_how_it_generates(tmp_path) -> None:
+def test_a_models_folder_may_state_how_it_generates(tmp_path) -> None:
     ours = PretrainedTokenizer(path=str(saved(tmp_path / "t", llama3()))).load()
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"top_k": 7, "eos_token_id": 50}))

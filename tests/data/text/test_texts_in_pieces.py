@@ -97,7 +97,7 @@ def test_added_tokens_have_the_ids_of_the_file_or_it_is_refused(tmp_path, offset
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "x.tiktoken"])
-def test_a_folder_with_a_tokenizer_in_another_form_says_how_to_convert_it(tmp_path, name):
+def test_a_folder_with_a_tokenizer_in_another_form_explains_how_to_convert_it(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x0a\x00")
     with pytest.raises(DataError, match=rf"holds {name} .*convert it with transformers: AutoTokenizer"):
         PretrainedTokenizer(path=str(tmp_path)).load()

@@ -118,6 +118,8 @@ class Matrix:
         end = expected()[kind, phase]
         rng = random.Random(f"{self.seed} {kind} {phase}")
         node, call = rng.randrange(self.nodes), rng.randint(2, 6)
+        # Batches are drawn ahead: the third one before the first step, after which a job can continue with fewer nodes.
+        call += 3 if phase == "data" else 0
         folder = self.folder / "run"
         self._begin(folder, BASE if kind != "corrupted value" else 0)
         seconds, said = float("nan"), ""

@@ -201,7 +201,7 @@ def test_a_part_that_a_late_list_lacks_is_asked_for_by_name(parts, monkeypatch):
     assert same(go_on(Checkpointer(store))[1], 0)
 
 
-def test_a_failure_that_a_late_list_lacks_is_told(parts, monkeypatch):
+def test_a_failure_that_a_late_list_lacks_is_reported(parts, monkeypatch):
     store, part = parts
     attempt = SaveAttempt("step_00000007", "new", 0, 2)
     mine, _ = part(attempt)

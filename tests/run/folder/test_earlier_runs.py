@@ -71,7 +71,7 @@ def test_a_finished_run_is_not_another_ones_result(finished):
     assert steps == sorted(steps)
 
 
-def test_only_what_panax_made_is_set_aside(finished):
+def test_only_files_of_panax_are_moved_away(finished):
     experiment, _ = finished
     folder = Path(experiment.folder)
     strangers = [folder / "thesis.tex", folder / "checkpoints" / "notes" / "a.txt", folder / "checkpoints" / "b.txt"]
@@ -86,7 +86,7 @@ def test_only_what_panax_made_is_set_aside(finished):
         fit(experiment, say=quiet, fresh=True, accept_changes=True)
 
 
-def test_an_unfinished_run_resumes_with_other_settings_only_as_told(experiment):
+def test_an_unfinished_run_resumes_with_other_settings_only_if_accepted(experiment):
     short = dataclasses.replace(with_rate(experiment, 0.1), num_steps=4)
     fit(short, say=quiet)
     longer = dataclasses.replace(with_rate(short, 0.2), num_steps=6)

@@ -29,7 +29,7 @@ def resumed(experiment):
     return run
 
 
-def test_another_jax_is_said_once(resumed, monkeypatch):
+def test_another_jax_is_reported_once(resumed, monkeypatch):
     before = versions.jax_versions()
     lines = resumed(monkeypatch, before | {"jax": "0.99.0"})
     assert lines == [

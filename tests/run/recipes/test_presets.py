@@ -106,7 +106,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(here):
         panax.run.prepare(dataclasses.replace(experiment, data=data))
 
 
-def test_a_warning_says_in_python_which_tokenizer_it_is(here):
+def test_a_warning_states_in_python_which_tokenizer_it_is(here):
     with pytest.warns(UserWarning, match="tiny_llama: a tokenizer of 300 tokens is trained on the data"):
         panax.preset("tiny_llama", data="a.txt")
 

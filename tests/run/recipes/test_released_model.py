@@ -63,7 +63,7 @@ def test_without_data_it_is_not_trained(base: Path, capsys: pytest.CaptureFixtur
     assert main(["train", "hf:base"]) == 3 and "comes without data" in capsys.readouterr().err
 
 
-def test_what_is_missing_is_said_before_anything_is_read(base: Path) -> None:
+def test_what_is_missing_is_reported_before_anything_is_read(base: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere is not a folder"):
         panax.released_model("./nowhere")
     (base / "tokenizer.json").rename(base / "tokenizer.model")

@@ -19,7 +19,7 @@ def shortened(tmp_path, **changes) -> panax.Experiment:
     return dataclasses.replace(recipe, data=data, directory=str(tmp_path / "run"), **changes)
 
 
-def test_a_few_steps_are_told_in_images(tmp_path):
+def test_a_few_steps_are_reported_in_images(tmp_path):
     recipe = shortened(tmp_path, num_steps=4, log_every=2, evaluate=EvaluateConfig(every=0, batches=1))
     flat = dataclasses.replace(recipe.optimizer, schedule=Schedule(decay="constant", warmup_steps=0))
     model = dataclasses.replace(recipe.task.model, embed=16, num_layers=1, heads=2, ffn=32)
@@ -41,6 +41,6 @@ def test_a_run_folder_gives_its_task_back():
 
 
 @pytest.mark.slow
-def test_it_is_as_good_as_it_says(tmp_path):
+def test_it_is_as_good_as_stated(tmp_path):
     result = panax.fit(shortened(tmp_path), say=print)
     assert result.evaluation["accuracy"] >= 0.98

@@ -103,7 +103,7 @@ def test_islands_train_like_replicas_of_one_mesh(undisturbed, tmp_path):
     assert all(result.step == STEPS for result in results)
 
 
-def test_they_agree_bit_by_bit_and_say_nothing_where_all_is_well(undisturbed):
+def test_they_agree_bit_by_bit_and_print_nothing_without_faults(undisturbed):
     folder, _, said = undisturbed
     for number in range(1, STEPS // LOCAL + 1):
         first, second = (params_of(folder, index, number * LOCAL) for index in range(COUNT))

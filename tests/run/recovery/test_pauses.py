@@ -70,7 +70,7 @@ def test_checks_on_other_devices_pause_while_there_is_none(tmp_path, monkeypatch
     "settings",
     [{"comms": COMMS[how]} for how in COMMS if "auto" not in str(COMMS[how])] + [{"verify": VerifyConfig(every=2)}],
 )
-def test_a_job_that_loses_a_replica_goes_on_and_takes_it_back(settings, tmp_path, monkeypatch):
+def test_a_job_that_loses_a_replica_continues_and_takes_it_back(settings, tmp_path, monkeypatch):
     complete, alone = (experiment(tmp_path, mesh, **settings) for mesh in (MeshShape(replica=2), ALONE))
     panax.fit(dataclasses.replace(complete, num_steps=4), devices=jax.devices()[:2], quiet=True)
     monkeypatch.setenv(PROCESSES_VARIABLE, "2")

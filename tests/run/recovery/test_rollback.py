@@ -337,7 +337,7 @@ def test_settings(tmp_path):
     assert not any("changed since" in line and "rollback" in line for line in lines)
 
 
-def test_what_is_told_of_it(tmp_path):
+def test_what_is_reported_of_it(tmp_path):
     folder = tmp_path / "run"
     fit(experiment(folder, bad=(8, 9), optimizer=AdamW(schedule=Schedule(peak=0.05, decay="constant"))), quiet=True)
     (rollback,) = rollbacks_of(folder)

@@ -123,7 +123,7 @@ def test_rows_of_weight_zero_change_nothing_but_the_order_of_sums():
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_other_parts_of_a_batch(tmp_path):
+def test_a_run_continues_with_other_parts_of_a_batch(tmp_path):
     """As it does on fewer devices; another rate is another run."""
     experiment = dataclasses.replace(recipe(), directory=str(tmp_path), num_steps=10)
     fit(experiment, quiet=True)

@@ -21,7 +21,7 @@ def trained(folder, steps, *, hooks=()):
 
 
 @pytest.mark.parametrize("code", [errno.EDQUOT, errno.EROFS, errno.ENOSPC], ids=errno.errorcode.get)
-def test_a_run_goes_on_while_its_store_takes_nothing_and_saves_when_it_can(code, tmp_path, monkeypatch):
+def test_a_run_continues_while_its_store_takes_nothing_and_saves_when_it_can(code, tmp_path, monkeypatch):
     write, refuses = LocalStore.write, []
 
     class Quota(Hook):

@@ -90,7 +90,7 @@ def test_the_best_evaluation_is_saved_between_two_saves(tmp_path, evaluates, sav
     assert not [line for line in lines if "has no checkpoint" in line]
 
 
-def test_without_saves_on_the_way_the_run_says_that_the_best_is_lost(tmp_path):
+def test_without_saves_on_the_way_the_run_states_that_the_best_is_lost(tmp_path):
     _, lines = fitted(experiment(tmp_path, evaluate=EvaluateConfig(every=1), checkpoint=CheckpointConfig(every=0)))
     assert saved(tmp_path) == [10]
     (line,) = [line for line in lines if "has no checkpoint" in line]
@@ -171,7 +171,7 @@ def test_a_best_within_min_delta_is_named_though_patience_runs_on():
     ],
     ids=["cosine", "constant", "own"],
 )
-def test_a_finished_run_that_gets_more_steps_says_both_rates(tmp_path, schedule, words):
+def test_a_finished_run_that_gets_more_steps_states_both_rates(tmp_path, schedule, words):
     given = experiment(tmp_path, optimizer=AdamW(schedule=schedule), held_out=None, num_steps=4)
     fitted(given)
     _, lines = fitted(dataclasses.replace(given, num_steps=8))
@@ -221,7 +221,7 @@ def test_an_evaluation_that_raises_at_the_end_does_not_cost_the_steps_before(tmp
     assert saved(tmp_path) == [10]
 
 
-def test_intervals_that_have_less_effect_than_they_seem_to_are_said(tmp_path):
+def test_intervals_that_have_less_effect_than_they_seem_to_are_reported(tmp_path):
     def notes(**settings):
         return list(interval_notes(experiment(tmp_path, **settings)))
 

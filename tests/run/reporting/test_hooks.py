@@ -197,7 +197,7 @@ def test_early_stopping_counts_what_does_not_improve():
     assert evaluated(other, [9.0]) is None
 
 
-def test_a_target_ends_the_run_and_another_one_goes_on():
+def test_a_target_ends_the_run_and_another_one_continues():
     hook = TargetReached(target=2.0)
     assert evaluated(hook, [2.5, 2.0]) == 2
     further = TargetReached(target=1.5)

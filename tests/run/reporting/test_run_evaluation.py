@@ -118,12 +118,12 @@ def test_sources_and_batches(ran):
         (None, -1, RecipeError, "batches=-1; expected 1 or more"),
     ],
 )
-def test_what_can_not_be_evaluated_on_is_said(ran, data, batches, error, said):
+def test_what_can_not_be_evaluated_on_is_reported(ran, data, batches, error, said):
     with pytest.raises(error, match=said):
         panax.evaluate(ran, data, batches)
 
 
-def test_what_can_not_be_evaluated_is_said(ran):
+def test_what_can_not_be_evaluated_is_reported(ran):
     with pytest.raises(RecipeError, match="a dict can't be evaluated; expected a run's folder"):
         panax.evaluate({})
     with pytest.raises(CheckpointError, match="nothing holds no checkpoint"):
@@ -167,7 +167,7 @@ def test_images(tmp_path, monkeypatch):
         panax.evaluate(result, fewer)
 
 
-def test_an_adapted_model_is_evaluated_as_a_result_and_its_folder_says_so(tmp_path, monkeypatch):
+def test_an_adapted_model_is_evaluated_as_a_result_and_its_folder_reports_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     batches = [{"x": np.full((8, 4), i, np.float32)} for i in range(3)]
     task = equinox_task(

@@ -21,7 +21,7 @@ from panax.run.preparation import open_data
 VALUES = {"train/loss": 3.5, "memory/bytes": 2.0**30, "seconds/step": 0.1, "train/accuracy": 0.25}
 
 
-def test_what_is_read_is_told_once_where_it_is_quick(experiment, tmp_path):
+def test_files_that_are_read_are_listed_once_if_that_is_quick(experiment, tmp_path):
     data = dataclasses.replace(experiment.data, cache_dir=str(tmp_path / "cache"))
     lines: list[str] = []
     open_data(dataclasses.replace(experiment, data=data), lines.append)
@@ -83,7 +83,7 @@ def test_two_steps_of_everything_leave_nothing_behind(experiment, capsys):
         fit(experiment, fast_dev_run=True, fresh=True)
 
 
-def test_a_line_fits_its_width_and_says_what_takes_time():
+def test_a_line_fits_its_width_and_states_what_takes_time():
     values = {
         "train/loss": 7.2132, "train/accuracy": 0.023, "speed/tokens_per_second": 5567.0, "speed/mfu": 0.391,
         "seconds/step": 0.368, "seconds/data_stall": 0.1, "memory/bytes": 1.87 * 2**30, "train/skipped": 3.0,

@@ -84,7 +84,7 @@ def test_what_can_not_be_continued_is_an_error(task, tokenizer, prompt, settings
         generate_text(TextModel(task, PARAMS, {}, tokenizer), prompt, **settings)
 
 
-def test_a_task_that_does_not_generate_says_so():
+def test_a_task_that_does_not_generate_reports_it():
     class Silent(Counting):
         generates = False
         generate = Task.generate

@@ -67,7 +67,7 @@ def test_rows_that_divide_by_no_parts_are_filled_up(experiment, measured):
     assert "--step.micro-batches 2 --step.pad-rows" in format_batch_result(found)[-1]
 
 
-def test_what_does_not_fit_at_all_says_what_to_do(experiment, measured):
+def test_what_does_not_fit_at_all_explains_what_to_do(experiment, measured):
     with pytest.raises(LayoutError, match=r"one row on each device takes .* shard over more devices"):
         panax.find_batch(experiment, memory_gib=0.1)
 

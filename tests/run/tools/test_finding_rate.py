@@ -64,7 +64,7 @@ def test_the_peak_is_what_the_rule_of_the_batch_makes_the_rate_of():
     ],
     ids=["flat", "falling", "rising", "nan", "noise"],
 )
-def test_a_curve_that_does_not_allow_a_rate_says_why(losses, why, tmp_path):
+def test_a_curve_that_does_not_allow_a_rate_explains_why(losses, why, tmp_path):
     found = analyze_lr_range_test(losses, PLAIN)
     assert found.recommended is None and found.steepest is None and why in found.why
     assert format_rate_curve(found)[-1].startswith("no rate can be recommended")

@@ -92,6 +92,29 @@ class Teacher(StepPart):
         return outcome._replace(state=state).report(teacher_distance=jnp.sqrt(jnp.sum(jnp.square(moved["w"]))))
 
 
+@dataclasses.dataclass(frozen=True)
+class ReportedTeacher(StepPart):
+    """A slow copy of the parameters that only reports its distance from zero."""
+
+    name: ClassVar[str] = "teacher"
+
+    def init_state(self, params: Any) -> Any:
+        return jax.tree.map(lambda p: 0.5 * p, params)
+
+    def state_axes(self, axes: Any) -> Any:
+        return axes
+
+    def update(self, update: DenseUpdate, facts: StepFacts) -> DenseUpdate:
+        assert update.parts is not None
+        slow = jax.tree.map(lambda s, p: 0.9 * s + 0.1 * p, update.parts[self.name], update.params)
+        return update.with_part_state(self, slow)
+
+    def after(self, outcome: StepOutcome, facts: StepFacts) -> StepOutcome:
+        assert outcome.state.parts is not None
+        squares = jax.tree.leaves(jax.tree.map(lambda s: jnp.sum(s * s), outcome.state.parts[self.name]))
+        return outcome.report(teacher_norm=jnp.sqrt(sum(squares, jnp.float32(0.0))))
+
+
 def float8_values(w: jax.Array, largest: jax.Array) -> jax.Array:
     """Round to float8 with a scale that is a power of two, by which a division is exact."""
     scale = jnp.ldexp(jnp.float32(1.0), jnp.ceil(jnp.log2(largest / 448.0)).astype(jnp.int32))

@@ -86,11 +86,11 @@ def to_config_json(config: DecoderConfig, model_type: str | None) -> tuple[Famil
     mixed = config.feed_forward is not None
     family, raw, problems = min(
         attempts,
-        key=lambda attempts: (
-            bool(attempts[2]),
-            mixed != (attempts[0].mixture is not None),
-            not attempts[0].preferred,
-            len(attempts[2]),
+        key=lambda attempt: (
+            bool(attempt[2]),
+            mixed != (attempt[0].mixture is not None),
+            not attempt[0].preferred,
+            len(attempt[2]),
         ),
     )
     if problems:

@@ -45,7 +45,7 @@ class Slurm:
         if resources.array and not _ARRAY.fullmatch(resources.array):
             raise LaunchError(f"array={resources.array!r}; expected indices as sbatch takes them: 0-3, 1,4,7 or 0-9%2")
         if resources.accelerator == "tpu":
-            raise LaunchError("accelerator='tpu'; Slurm hands out GPUs and CPUs alone")
+            raise LaunchError("accelerator='tpu'; Slurm allocates only GPUs and CPUs")
         self._resources, self._agent, self._environment = resources, tuple(agent), dict(environment)
         self._passed = forwarded_variables(environment, resources.env)
 

@@ -105,7 +105,7 @@ class JobFolder:
             raise LaunchError(f"can't write to {self._place}: {error}; choose another --directory") from error
         with lock:
             (self._place / STOP).unlink(missing_ok=True)
-            if not self.mark_begun():
+            if not self.has_begun_run():
                 # From nodes of another launch.
                 for name in (LAYOUTS, CORDONED):
                     (self._place / name).unlink(missing_ok=True)
@@ -145,12 +145,12 @@ class JobFolder:
         with contextlib.suppress(OSError):
             files.append_lines(self._place / FINDINGS, [json.dumps(dataclasses.asdict(finding))])
 
-    def mark_begun(self) -> bool:
-        """Return True if this job has begun its run before, and otherwise prepare the marker of its beginning."""
+    def has_begun_run(self) -> bool:
+        """Return True if this job has recorded the beginning of its run."""
         path = self._place / BEGUN_FILE
         return bool(self._job.submission) and path.is_file() and path.read_text() == self._job.submission
 
-    def has_begun(self) -> None:
+    def record_beginning(self) -> None:
         """Record that the run has begun: an earlier run's files have been moved away, if requested."""
         with contextlib.suppress(OSError):
             replace_file(self._place / BEGUN_FILE, self._job.submission)

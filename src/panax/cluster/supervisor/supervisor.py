@@ -64,7 +64,7 @@ class Supervisor:
         self._incident: Incident | None = None
         self._failure: Diagnosis | None = None
         self._port: int | None = None
-        self._has_begun_run = record.mark_begun()
+        self._has_begun_run = record.has_begun_run()
         self._stacks: dict[int, str] = {}
         self._status_at = 0.0
         self._state = "placing"
@@ -198,7 +198,7 @@ class Supervisor:
             # This phase follows the setting aside of an earlier run's files.
             if not self._has_begun_run and attempt.workers[0].phase_times.keys() & {"restore", "first step"}:
                 self._has_begun_run = True
-                self._record.has_begun()
+                self._record.record_beginning()
             if attempt.first_step is not None and not first_step_reported:
                 first_step_reported = True
                 self._first_step(attempt)

@@ -1,4 +1,4 @@
-"""`TextEmbedderTask`: vectors of texts, near each other for a text and its positive one, from a decoder's hidden states."""
+"""`TextEmbedderTask`: vectors of texts, near each other for a text and its positive example, from a decoder's hidden states."""
 
 import dataclasses
 import math

@@ -55,7 +55,7 @@ class Forecast:
 
     @property
     def goodput(self) -> float:
-        """Return the share of the time that goes into steps of the result."""
+        """Return the fraction of the time spent on steps that are part of the final run."""
         return self.shares["training"]
 
     @property

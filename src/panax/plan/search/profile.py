@@ -312,7 +312,7 @@ def _check_positive(rates: Any, *names: str) -> None:
 
 
 def profile_in(folder: str | Path) -> Path:
-    """Return the path in a run's folder of the profile of the devices that it was checked on."""
+    """Return the path, in a run's folder, of the profile of the devices on which the run was checked."""
     return Path(folder) / "hardware.json"
 
 

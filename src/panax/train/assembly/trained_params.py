@@ -39,7 +39,7 @@ class TrainedParams:
     def of(
         cls, task: Task, frozen: tuple[str, ...], embedding_optimizer: RowOptimizer | None, num_updates: int
     ) -> "TrainedParams":
-        """Derive them from a task; arguments as in `Program.create`.
+        """Find the parameters of a task that train; arguments as in `Program.create`.
 
         Raises:
             RecipeError: A prefix in `frozen` matches no parameter, or there is no table for `embedding_optimizer`.

@@ -13,7 +13,7 @@ from .step_part import DenseUpdate, StepFacts, StepPart
 
 @dataclasses.dataclass(frozen=True)
 class ClipNorm(StepPart):
-    """Scale the gradient down to the norm `limit` if its norm is larger; that of tables is scaled by their own part."""
+    """Scale the gradient down to the norm `limit` if its norm is larger; `TableRows` scales gradients of tables."""
 
     limit: float
 
