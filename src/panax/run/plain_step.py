@@ -11,7 +11,7 @@ from ..data.loading.iterable import as_batch
 from ..kernels import Kernels, choose_by_timing
 from ..mesh import MeshShape, Placement, Rules
 from ..optim import AdamW, Optimizer, RowOptimizer
-from ..train import CompiledStep, Program, Scalars, StepConfig, evaluate_sent
+from ..train import CompiledStep, Program, Scalars, StepConfig, StepPart, evaluate_sent
 from ..train.compiled_step import mesh_requirements
 from ..train.update import check_finite_update
 from .tools.slow_axes import resolve_slow_axes
@@ -102,6 +102,7 @@ def compile_step(
     kernels: Kernels | None = None,
     comms: Comms | None = None,
     embedding_optimizer: RowOptimizer | None = None,
+    step_parts: tuple[StepPart, ...] = (),
 ) -> PlainStep:
     """Compile a training step for a custom loop.
 
@@ -118,6 +119,7 @@ def compile_step(
         kernels: Choice of kernels; by default the fastest that applies.
         comms: How gradients are reduced over the slow network; by default in float32.
         embedding_optimizer: Optimizer of tables; by default `RowWiseAdagrad` if the task has any.
+        step_parts: Your own parts of the step, such as noise in the gradients.
 
     Raises:
         LayoutError: The task does not fit the mesh.
@@ -145,6 +147,7 @@ def compile_step(
         kernels=kernels,
         comms=comms,
         embedding_optimizer=embedding_optimizer,
+        parts=step_parts,
     )
     placement = Placement.create(mesh or MeshShape(), rules or Rules(), devices, mesh_requirements(program))
     program = resolve_slow_axes(program, placement, None)

@@ -149,7 +149,7 @@ class TableUpdates:
         gradients: Mapping[str, RowGradients],
         *,
         updates: jax.Array,
-        applied: jax.Array,
+        applied: jax.Array | bool,
     ) -> tuple[dict[str, jax.Array], TableState]:
         """Update each table and its optimizer state.
 

@@ -201,7 +201,18 @@ def _measured(inputs: StepInputs, rule: UpdateRule) -> StepFacts:
     teaches = _has_weight(result) & jnp.isfinite(loss)
     trained = eqx.filter(inputs.state.params, rule.gradients.dense_mask)
     facts = StepFacts(
-        inputs.state, trained, result, owed, terms, inputs.memos, loss, norm, jnp.isfinite(loss), teaches, teaches
+        state=inputs.state,
+        trained=trained,
+        result=result,
+        owed=owed,
+        terms=terms,
+        memos=inputs.memos,
+        loss=loss,
+        norm=norm,
+        loss_is_finite=jnp.isfinite(loss),
+        batch_teaches=teaches,
+        teaches=teaches,
+        guard=inputs.state.guard,
     )
     for part in rule.parts:
         facts = part.facts(facts)
@@ -214,8 +225,8 @@ def _decided(facts: StepFacts, rule: UpdateRule) -> StepFacts:
     applied = finite & facts.teaches & facts.usual
     for part in rule.parts:
         applied = part.decide(applied, facts)
-    facts = facts._replace(finite=finite, applied=applied)
-    return facts._replace(guard=next_guard(facts, rule.loss_scale_steps))
+    guard = next_guard(facts, finite, applied, rule.loss_scale_steps)
+    return facts._replace(finite=finite, applied=applied, guard=guard)
 
 
 def _updated(facts: StepFacts, parts: tuple[StepPart, ...]) -> DenseUpdate:
@@ -240,7 +251,6 @@ def _updated(facts: StepFacts, parts: tuple[StepPart, ...]) -> DenseUpdate:
 
 def _scalars(facts: StepFacts, task: Task, measures: bool) -> dict[str, Any]:
     result, guard = facts.result, facts.guard
-    assert guard is not None
     scalars = collect_scalars(result.losses, result.metrics, task.num_runs) | {
         "loss": facts.loss / task.num_runs,
         "gradient_norm": facts.norm,

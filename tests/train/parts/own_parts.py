@@ -29,6 +29,26 @@ class GradientNoise(StepPart):
         return update._replace(gradients=structure.unflatten([noisy(i, g) for i, g in enumerate(leaves)]))
 
 
+class MeanNorm(StepPart):
+    """Reports a running mean of the gradient's norm over applied updates."""
+
+    name: ClassVar[str] = "mean_norm"
+
+    def init_state(self, params: Any) -> jax.Array:
+        return jnp.float32(0.0)
+
+    def state_axes(self, axes: Any) -> tuple[()]:
+        return ()
+
+    def update(self, update: DenseUpdate, facts: StepFacts) -> DenseUpdate:
+        assert update.parts is not None
+        return update.with_part_state(self, 0.9 * update.parts[self.name] + 0.1 * facts.norm)
+
+    def after(self, outcome: StepOutcome, facts: StepFacts) -> StepOutcome:
+        assert outcome.state.parts is not None
+        return outcome.report(mean_norm=outcome.state.parts[self.name])
+
+
 @dataclasses.dataclass(frozen=True)
 class LowRankView(StepPart):
     """A correction of low rank with state of its own, trained by SGD at `rate`; the parameters themselves rest."""

@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from own_parts import DelayedScaling, GradientNoise, LowRankView, Teacher, float8_values
+from own_parts import DelayedScaling, GradientNoise, LowRankView, MeanNorm, Teacher, float8_values
 
 import panax
+from panax.agents import Ppo
 from panax.checkpoint import CheckpointConfig
 from panax.core import Evaluation, Loss, RecipeError, Task, named_leaves
 from panax.data import Arrays, ExampleSource
+from panax.environments import CartPole
 from panax.mesh import MeshShape, Placement
 from panax.optim import Schedule, Sgd
 from panax.spmd import contract, contract_gathered, local_sequence, sum_over_sequence
@@ -167,12 +169,33 @@ class Misplaced(StepPart):
     [
         ((Nameless(),), r"Nameless.name=''; expected a name that no other part of the step has"),
         ((GradientNoise(), GradientNoise(2.0)), "GradientNoise.name='gradient_noise'; expected a name that no other"),
+        ((GradientNoise,), "a step part is a type; expected an object of a subclass of StepPart"),
         ((Misplaced(),), "Misplaced.before='optimiser'; expected a part of Panax; did you mean 'optimizer'"),
     ],
 )
 def test_names_that_mean_nothing_are_refused(parts: tuple[StepPart, ...], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         compiled(parts)
+
+
+def test_a_loop_of_ones_own_takes_parts() -> None:
+    devices, parts = jax.devices()[:1], (Teacher(predict),)
+    step = panax.compile_step(Fit(), batch(), SGD, devices=devices, axes=AXES, step_parts=parts)
+    _, scalars = step(step.init(0), batch())
+    assert "teacher_distance" in scalars
+
+
+def test_an_agent_takes_parts() -> None:
+    """In each of a step's updates; the state goes with them."""
+    task = Ppo(environment=CartPole(), environments=8, steps=16, epochs=2, minibatches=2)
+    program = Program.create(
+        task, SGD, num_steps=4, config=StepConfig(clip_norm=None), parts=(MeanNorm(), GradientNoise())
+    )
+    step = CompiledStep(
+        program, Placement.create(MeshShape(replica=1, fsdp=1), devices=jax.devices()[:1]), {"row": ("batch",)}
+    )
+    state, scalars = step(step.init(0), step.put({"row": np.arange(8, dtype=np.int32)}))
+    assert state.parts is not None and state.parts["mean_norm"] > 0 and np.isfinite(scalars["loss"])
 
 
 def test_a_part_of_gradients_is_short() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ...core import CollectingTask
-from ...core.errors import RecipeError, suggest_name
+from ...core.errors import RecipeError, describe_type, suggest_name
 from .average import ExponentialAverage, OptimizerAverage
 from .clipping import ClipLayers, ClipNorm
 from .frozen_layers import FrozenLayers
@@ -28,7 +28,7 @@ BUILT_IN = (
 def step_parts(program: "Program") -> tuple[StepPart, ...]:
     """Return the parts of a program's step in the order in which they act in each phase, a user's own before those that
     they name."""
-    parts = list(_built_in(program))
+    parts = sorted(_built_in(program), key=lambda part: BUILT_IN.index(type(part)))
     for part_of_user in program.own_parts:
         # One that names a part which this program lacks stands before the next one that it has.
         later = [kind.name for kind in BUILT_IN][_rank(part_of_user.before) :]
@@ -38,14 +38,16 @@ def step_parts(program: "Program") -> tuple[StepPart, ...]:
 
 
 def check_own_parts(parts: Iterable[StepPart]) -> None:
-    """Check the names of a user's parts, and of those before which they stand.
+    """Check a user's parts: their names, and those of the parts before which they stand.
 
     Raises:
-        RecipeError: A name is missing, used twice, or unknown.
+        RecipeError: One is not a part, or a name is missing, used twice, or unknown.
     """
     names = [kind.name for kind in BUILT_IN]
     for part in parts:
         kind = type(part).__name__
+        if not isinstance(part, StepPart):
+            raise RecipeError(f"a step part is {describe_type(part)}; expected an object of a subclass of StepPart")
         if not part.name or part.name in names:
             raise RecipeError(f"{kind}.name={part.name!r}; expected a name that no other part of the step has")
         if part.before not in names:
@@ -56,6 +58,7 @@ def check_own_parts(parts: Iterable[StepPart]) -> None:
 
 
 def _built_in(program: "Program") -> Iterator[StepPart]:
+    """Yield the parts that a program needs, in any order."""
     config, transformation, frozen_rows = program.config, program.transformation, program.frozen_rows
     if program.growing is not None:
         yield GrowingRows(program.growing)

@@ -21,7 +21,6 @@ class ExponentialAverage(StepPart):
     name: ClassVar[str] = "average"
 
     def update(self, update: DenseUpdate, facts: StepFacts) -> DenseUpdate:
-        assert facts.guard is not None
         updates = (facts.state.step + 1 - facts.guard.skipped).astype(jnp.float32)
         share = 1.0 - jnp.minimum(self.decay, (1.0 + updates) / (10.0 + updates))
         averaged = jax.tree.map(

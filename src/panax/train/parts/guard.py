@@ -37,17 +37,17 @@ class LossScale(StepPart):
         return outcome.report(loss_scale=outcome.state.guard.scale)
 
 
-def next_guard(facts: StepFacts, loss_scale_steps: int | None) -> StepGuard:
-    """Return the guard's next state, once `finite` and `applied` are known."""
-    guard, applied = facts.state.guard, facts.applied
+def next_guard(facts: StepFacts, finite: jax.Array, applied: jax.Array, loss_scale_steps: int | None) -> StepGuard:
+    """Return the guard's next state, given whether the update is finite and whether it is applied."""
+    guard = facts.guard
     usual = guard.usual_norm
     moved = jnp.where(usual == 0.0, facts.norm, NORM_DECAY * usual + (1 - NORM_DECAY) * facts.norm)
-    counts = ~should_skip_update(guard, facts.finite)
+    counts = ~should_skip_update(guard, finite)
     following = StepGuard(
         skipped=guard.skipped + (~applied).astype(jnp.int32),
         skipped_in_a_row=jnp.where(applied, 0, guard.skipped_in_a_row + counts.astype(jnp.int32)),
         usual_norm=jnp.where(applied, moved, usual),
-        **next_scale(guard, applied, facts.finite, loss_scale_steps),
+        **next_scale(guard, applied, finite, loss_scale_steps),
     )
     if facts.counted is True:
         return following

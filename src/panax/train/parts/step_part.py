@@ -61,9 +61,9 @@ class StepFacts(NamedTuple):
         counted: False for a step that had no gradients to apply, which the guard does not count.
         behind: Number of steps by which gradients are late.
         scalars: Scalars to report.
-        finite: True if gradients and loss are finite; set with `applied` and `guard`, before `update`.
+        finite: True if gradients and loss are finite; like `applied`, False until the decision.
         applied: True if the update is applied.
-        guard: The next state of the guard.
+        guard: State of the guard: the next one after the decision.
     """
 
     state: TrainState
@@ -77,13 +77,13 @@ class StepFacts(NamedTuple):
     loss_is_finite: jax.Array | bool
     batch_teaches: jax.Array
     teaches: jax.Array
+    guard: StepGuard
     usual: jax.Array | bool = True
     counted: jax.Array | bool = True
     behind: jax.Array | int = 0
     scalars: Mapping[str, Any] = {}
-    finite: Any = None
-    applied: Any = None
-    guard: StepGuard | None = None
+    finite: jax.Array | bool = False
+    applied: jax.Array | bool = False
 
     @property
     def updates(self) -> jax.Array:
