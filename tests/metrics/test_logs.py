@@ -12,7 +12,7 @@ from panax.metrics.background import BackgroundReporter
 from panax.metrics.facts import RunFacts
 from panax.metrics.services import CsvTracker
 from panax.metrics.trackers import JsonlTracker
-from panax.run.loop import RESERVED_NAMES
+from panax.run.parts.run_actions import RESERVED_NAMES
 from panax.run.recovery.skipped_batches import append_rollback_log
 from panax.run.reporting.history import read_history
 from panax.system.files import append_lines

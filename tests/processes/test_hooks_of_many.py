@@ -4,7 +4,7 @@ import hooks_worker
 import pytest
 from launching import run_job
 
-from panax.run.reporting.hook_runner import REQUESTED_ELSEWHERE
+from panax.run.parts.hook_runner import REQUESTED_ELSEWHERE
 
 pytestmark = pytest.mark.slow
 

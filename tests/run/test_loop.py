@@ -142,10 +142,10 @@ def test_resumes_bitwise_from_a_periodic_checkpoint(experiment, undisturbed, mon
     class Crash(Exception):
         pass
 
-    def crash(report, number, *arguments):
-        if number == 20:
+    def crash(report, run):
+        if run.step == 20:
             raise Crash
-        return after_step(report, number, *arguments)
+        return after_step(report, run)
 
     after_step = RunReporter.after_step
     with monkeypatch.context() as patched, pytest.raises(Crash):

@@ -1,6 +1,7 @@
 """`fit` and `open_run`: a run of an experiment, with its folder, checkpoints, reports and signals."""
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import tempfile
@@ -26,15 +27,15 @@ from ..system.platform_check import check_platform
 from ..train.initialization import check_memory
 from .blank_data import find_missing_data
 from .experiment import Experiment
-from .loop import Run, RunRecovery
+from .loop import Run
 from .opened_data import LogFn
-from .preparation import prepare
-from .recovery.checkpointing import CheckpointSchedule
+from .parts.run_parts import RunParts, RunSaves
+from .preparation import PreparedRun, prepare
 from .recovery.interrupt import SignalHandler
 from .recovery.islands import Island
-from .recovery.rollback import RollbackController
-from .recovery.verification import SdcVerifier, check_verifiable
-from .reporting.report import RunReporter
+from .recovery.rollback import RollbackController, with_trusted_step
+from .recovery.verification import check_verifiable
+from .reporting.report import ReportTargets, RunReporter
 from .reporting.session import open_ledger
 from .result import Result
 from .setting_checks import check_held_out, interval_notes, precision_notes
@@ -125,6 +126,61 @@ def open_run(
         raise RecipeError("quiet shows nothing, and say receives each line: pass one of them")
     if isinstance(trackers, Tracker):
         raise RecipeError(f"trackers is {describe_type(trackers)}; expected a tuple: trackers=(tracker,)")
+    with _output(experiment, say, trackers, quiet=quiet) as output:
+        prepared = _prepare_checked(experiment, output, devices, fresh=fresh)
+        say = output.targets.say
+        with (
+            open_folder(prepared, say, fresh=fresh) as checkpointer,
+            open_ledger(prepared, say) as ledger,
+            open_memory(prepared, checkpointer, say) as memory,
+            SignalHandler() as interrupt,
+            _logged(output.log, prepared.folder, say),
+        ):
+            heartbeat().phase("restore")
+            start = find_start(prepared, checkpointer, memory, say, accept_changes=accept_changes)
+            island = None
+            if experiment.comms.islands.count > 1:
+                island = Island(prepared, say, lambda: interrupt.signal is not None, fresh=fresh)
+                start = island.join(start, start.progress.skipped_batches | frozenset(experiment.skip_batches))
+            start = with_trusted_step(start, prepared)
+            checkpointer.prepare(start.state)
+            rollback = RollbackController(prepared, start, checkpointer, memory, say)
+            targets = dataclasses.replace(output.targets, run_id=checkpointer.run_name())
+            with contextlib.closing(
+                RunReporter(prepared, start.step, targets, ledger, rollback.record_scalars)
+            ) as report:
+                saves = RunSaves(checkpointer, memory)
+                parts = RunParts.create(prepared, saves, rollback, report, interrupt, island, say)
+                run = Run(prepared, start, parts, say)
+                heartbeat().phase("compile")
+                yield run
+                heartbeat().phase("end")
+                result = run.finish()
+                output.detail(_end_of(result, experiment.num_steps))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Output:
+    """Outputs of a run: for the user, trackers, and its log.
+
+    Attributes:
+        log: The log in the run's folder; None in a launched run: a supervisor stores its output.
+    """
+
+    targets: ReportTargets
+    log: RunLog | None
+
+    def detail(self, line: str) -> None:
+        """Write a line to the log alone."""
+        if self.log is not None:
+            self.log.say(line)
+
+
+@contextlib.contextmanager
+def _output(
+    experiment: Experiment, say: LogFn | None, trackers: tuple[Tracker, ...], *, quiet: bool
+) -> Iterator[_Output]:
+    """Open the outputs of a run, of which only the first process has any."""
     if say is None and quiet:
         say = _unsaid
     elif say is None:
@@ -136,55 +192,30 @@ def open_run(
         say, trackers = tee(say, log.say), (*trackers, log.tracker)
     with (
         reraise_callback_errors(),
-        contextlib.closing(BackgroundReporter("the console", threaded=not experiment.debug)) as told,
+        contextlib.closing(BackgroundReporter("the console", threaded=not experiment.debug)) as messages,
     ):
-        said = functools.partial(told.put, say) if is_process_zero() else _unsaid
-        place = this_membership()
-        if place is not None and jax.process_count() == 1:
-            said(
-                f"warning: this is {place}, and trains alone; call panax.join() before anything else to train together"
-            )
-        check_platform()
-        install_compile_cache(said)
-        began = choose_kernels(experiment, said, fresh=fresh, detail=_unsaid if log is None else log.say)
-        prepared = prepare(experiment, said, devices, compute_dtype=began)
-        check_verifiable(prepared)
-        with raise_on_all_processes():
-            check_memory(prepared.step.program.abstract, prepared.step.shardings)
-            check_held_out(prepared)
-        for note in (*interval_notes(experiment), *precision_notes(prepared)):
-            said(note)
-        for note in prepared.task.notes:
-            said(f"{experiment.name}: {note}")
-        with (
-            open_folder(prepared, said, fresh=fresh) as checkpointer,
-            open_ledger(prepared, said) as ledger,
-            open_memory(prepared, checkpointer, said) as memory,
-            SignalHandler() as interrupt,
-            _logged(log, prepared.folder, said),
-        ):
-            heartbeat().phase("restore")
-            start = find_start(prepared, checkpointer, memory, said, accept_changes=accept_changes)
-            island = None
-            if experiment.comms.islands.count > 1:
-                island = Island(prepared, said, lambda: interrupt.signal is not None, fresh=fresh)
-                start = island.begin(start, start.progress.skipped_batches | frozenset(experiment.skip_batches))
-            checkpointer.prepare(start.state)
-            checkpoints = CheckpointSchedule(experiment.checkpoint, checkpointer, memory, start.stored_step)
-            run_id = checkpointer.run_name()
-            with contextlib.closing(
-                RunReporter(prepared, start.step, trackers, said, ledger, messages=told, run_id=run_id)
-            ) as report:
-                rollback = RollbackController(prepared, start, checkpointer, memory, checkpoints, report, said)
-                verifier = SdcVerifier(prepared, report, rollback, said)
-                recovery = RunRecovery(checkpoints, rollback, verifier, interrupt, island)
-                run = Run(prepared, start, recovery, report, said)
-                heartbeat().phase("compile")
-                yield run
-                heartbeat().phase("end")
-                result = run.finish()
-                if log is not None:
-                    log.say(_end_of(result, experiment.num_steps))
+        from_thread = functools.partial(messages.put, say) if is_process_zero() else _unsaid
+        yield _Output(ReportTargets(from_thread, trackers, messages), log)
+
+
+def _prepare_checked(experiment: Experiment, output: _Output, devices: Any, *, fresh: bool) -> PreparedRun:
+    """Prepare a run, check everything that needs no folder, and report notes on its settings."""
+    say, place = output.targets.say, this_membership()
+    if place is not None and jax.process_count() == 1:
+        say(f"warning: this is {place}, and trains alone; call panax.join() before anything else to train together")
+    check_platform()
+    install_compile_cache(say)
+    compute_dtype = choose_kernels(experiment, say, fresh=fresh, detail=output.detail)
+    prepared = prepare(experiment, say, devices, compute_dtype=compute_dtype)
+    check_verifiable(prepared)
+    with raise_on_all_processes():
+        check_memory(prepared.step.program.abstract, prepared.step.shardings)
+        check_held_out(prepared)
+    for note in (*interval_notes(experiment), *precision_notes(prepared)):
+        say(note)
+    for note in prepared.task.notes:
+        say(f"{experiment.name}: {note}")
+    return prepared
 
 
 def _end_of(result: Result, num_steps: int) -> str:
@@ -195,7 +226,7 @@ def _end_of(result: Result, num_steps: int) -> str:
 
 
 @contextlib.contextmanager
-def _logged(log: RunLog | None, folder: str, said: LogFn) -> Iterator[None]:
+def _logged(log: RunLog | None, folder: str, say: LogFn) -> Iterator[None]:
     """Open the log of a run in its folder while the run lasts, and log the error that ends it."""
     if log is None or not is_process_zero():
         yield

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import jax
 from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, exclusive_writer, raise_on_all_processes
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.run_record import read_record
-from ..core import Position, TrainState, logical_axes, named_leaves
+from ..core import TrainState, logical_axes, named_leaves
 from ..core.errors import CheckpointError, DamagedError
 from ..data.loading.class_agreement import find_class_names
 from ..job.agreement import broadcast_text, is_process_zero
@@ -35,8 +35,9 @@ from .folder.previous_run import RUN_FILES, SETTINGS, archive_run, check_same_ru
 from .folder.restoration import restore_state
 from .folder.trained_model import find_checkpoints, read_class_names, read_weights
 from .opened_data import LogFn
+from .parts.run_start import RunStart
 from .preparation import PreparedRun
-from .recovery.checkpointing import BEST, BestEvaluation
+from .recovery.best_evaluation import BEST, BestEvaluation
 from .recovery.skipped_batches import (
     DataProgress,
     Rollback,
@@ -48,30 +49,6 @@ from .recovery.skipped_batches import (
 from .versions import report_versions
 
 KERNELS = "kernels.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class RunStart:
-    """The state and position from which a run begins.
-
-    Attributes:
-        step: Steps taken before.
-        position: Position in the data; None for its beginning.
-        stored_step: The step of the store's checkpoint with this state; None if there is none.
-        hooks: The state of the run's hooks in the checkpoint, by their names.
-        progress: Progress of the run in its data.
-        source: The source of the state.
-        best: The best evaluation up to this state; None if there was none.
-    """
-
-    state: TrainState
-    step: int
-    position: Position | None
-    stored_step: int | None
-    hooks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    progress: DataProgress = dataclasses.field(default_factory=DataProgress)
-    source: str = "the first state"
-    best: BestEvaluation | None = None
 
 
 def checkpoint_location(experiment: Experiment) -> str:

@@ -24,7 +24,7 @@ def test_each_asks_for_a_save_and_a_second_one_ends_at_once(number, monkeypatch)
 def _ends(number, monkeypatch):
     usual = signal.getsignal(number)
     with SignalHandler() as handler:
-        handler.has_news = True
+        handler.record_step()
         assert not handler.should_stop() and not handler.should_abandon_wait()
         os.kill(os.getpid(), number)
         assert handler.should_stop() and handler.signal == number and handler.should_abandon_wait()
@@ -51,7 +51,7 @@ def test_of_two_requests_to_a_launched_worker_the_second_is_the_same(monkeypatch
     monkeypatch.setattr(interrupt, "DEBOUNCE_SECONDS", 0.0)
     monkeypatch.setattr("panax.job.heartbeat.Heartbeat.is_supervised", property(lambda self: True))
     with SignalHandler() as asked:
-        asked.has_news = True
+        asked.record_step()
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
         assert asked.signal == signal.SIGTERM
@@ -62,7 +62,8 @@ import os, signal, sys, threading, time
 from panax.run.recovery import interrupt
 interrupt.RESPONSE_SECONDS = 0.5
 with interrupt.SignalHandler() as asked:
-    asked.has_news = {has_news}
+    if {has_news}:
+        asked.record_step()
     threading.Timer(0.2, os.kill, (os.getpid(), signal.{name})).start()
     # A compiler holds the main thread: no handler of Python's runs.
     import ctypes

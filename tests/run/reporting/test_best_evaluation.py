@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -19,7 +21,9 @@ from panax.hooks import EarlyStopping, Hook, TargetReached
 from panax.mesh import MeshShape
 from panax.optim import AdamW, CustomSchedule, Schedule, Sgd
 from panax.run import EvaluateConfig
-from panax.run.recovery.checkpointing import BestEvaluation, CheckpointSchedule
+from panax.run.parts.run_part import RunProgress
+from panax.run.recovery.best_evaluation import BestEvaluation
+from panax.run.recovery.checkpointing import CheckpointSchedule
 from panax.run.setting_checks import interval_notes
 from panax.run.tools.lr_search import has_diverged
 from panax.run.tools.sweep import Sweep, Trial
@@ -106,16 +110,19 @@ def test_a_resumed_run_knows_the_best_evaluation_before(tmp_path):
 
 
 def test_a_loss_that_is_no_number_is_never_the_best_and_hides_none():
-    keeper = CheckpointSchedule(CheckpointConfig(), checkpointer=None, memory=None)  # pyright: ignore[reportArgumentType]
-    assert not keeper.record_evaluation(1, {"loss": math.nan}) and keeper.best is None
-    assert keeper.record_evaluation(2, {"loss": 3.0})
-    assert (
-        not keeper.record_evaluation(3, {"loss": -math.inf})
-        and not keeper.record_evaluation(4, {})
-        and not keeper.record_evaluation(5, {"loss": 3.0})
-    )
-    assert keeper.best == BestEvaluation(3.0, 2)
-    assert keeper.record_evaluation(6, {"loss": 2.0})
+    nothing: Any = None
+    schedule = CheckpointSchedule(CheckpointConfig(), nothing, nothing, nothing, nothing)
+
+    def must_save(step: int, evaluation: Mapping[str, float]) -> bool:
+        run = RunProgress(nothing, step, None, step, (schedule,))
+        run.record_evaluation(evaluation)
+        return run.must_save
+
+    assert not must_save(1, {"loss": math.nan}) and schedule.best is None
+    assert must_save(2, {"loss": 3.0})
+    assert not must_save(3, {"loss": -math.inf}) and not must_save(4, {}) and not must_save(5, {"loss": 3.0})
+    assert schedule.best == BestEvaluation(3.0, 2)
+    assert must_save(6, {"loss": 2.0})
     for attachment in (None, {"loss": math.nan, "step": 1}, {"loss": "x", "step": 1}, {"loss": 1.0}):
         assert BestEvaluation.of(attachment) is None
 
@@ -238,7 +245,7 @@ def test_intervals_that_have_less_effect_than_they_seem_to_are_reported(tmp_path
 
 
 def test_an_evaluation_is_left_where_the_run_is_to_stop():
-    from panax.run.loop import _EvaluationStopped, _followed
+    from panax.run.parts.evaluation import _EvaluationStopped, _followed
 
     asked = iter([False, False, True])
     followed = _followed([("a", 0, 0), ("b", 0, 0), ("c", 0, 0)], lambda: next(asked))  # type: ignore[list-item]

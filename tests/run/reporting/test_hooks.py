@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from panax import Experiment, fit, hooks, open_run
+from panax.checkpoint import CheckpointConfig
 from panax.core import RecipeError, named_leaves
 from panax.core.errors import HookError
 from panax.data import TextData
@@ -19,6 +20,7 @@ from panax.metrics import Tracker
 from panax.models import DecoderConfig, DecoderTask
 from panax.optim import AdamW, Schedule
 from panax.run import EvaluateConfig, Run
+from panax.run.reporting.history import read_history
 
 STEADY = AdamW(schedule=Schedule(peak=3e-3, decay="constant"))
 
@@ -148,13 +150,15 @@ def test_a_state_that_json_cannot_hold_is_named(short):
 
 def running(step=0, evaluates=True, values=None, log_every=1):
     """What the shipped hooks ask of a run."""
+    number = step
 
     class Asked(Run):
+        step = number
         experiment = type("Settings", (), {"log_every": log_every, "num_steps": 100})
         values, batch, state, prepared, say, stopped = {}, {}, None, None, print, ""
 
         def __init__(self):
-            self.step = step
+            pass
 
         @property
         def evaluates(self):
@@ -295,13 +299,28 @@ def test_a_signal_while_samples_are_drawn_leaves_the_others_and_saves(short, mon
         os.kill(os.getpid(), signal.SIGTERM)
         return "x"
 
-    monkeypatch.setattr("panax.run.loop.generate_text", drawn)
+    monkeypatch.setattr("panax.run.parts.run_actions.generate_text", drawn)
     tracker, lines = Kept(), []
     samples = Samples(every=4, prompts=("a", "b", "c"), tokens=5)
     result = fit(dataclasses.replace(short, hooks=(samples,), trackers=(tracker,)), say=lines.append)
     assert result.interrupted_by == "SIGTERM" and result.step == 4 and checkpoints(short) == ["step_00000004"]
     assert [name for _, name in tracker.texts] == ["samples/0 a"]
     assert "samples of step 4: 1 of 3 were drawn when the run was ended" in lines
+
+
+def test_a_custom_loop_without_hooks_may_request_what_hooks_may(short):
+    with open_run(dataclasses.replace(short, checkpoint=CheckpointConfig(every=0)), quiet=True) as run:
+        for batch in run:
+            if run.step == 1:
+                run.save()
+                run.evaluate()
+            if run.step == 3:
+                run.stop("enough")
+            run.after_step(run.take_step(batch))
+    assert run.result is not None and run.result.stopped == "enough" and run.result.step == 4
+    assert checkpoints(short) == ["step_00000002", "step_00000004"]
+    evaluated_steps = [row["step"] for row in read_history(short.folder) if "evaluation/loss" in row]
+    assert evaluated_steps == [2, 4]
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ from ...preflight.probes import (
 )
 from ...system import json_reader
 from ...train import CompiledStep
+from ..parts.run_part import RunPart, RunProgress
 from ..preparation import PreparedRun
 from ..reporting.report import RunReporter
 
@@ -70,7 +71,7 @@ BIND_VARIABLE = "PANAX_BIND"
 PARTS = {"data_stall": "waiting for data", "hooks": "hooks", "other": "its own work between steps"}
 
 
-class HardwareProbe:
+class HardwareProbe(RunPart):
     """The probes of one process; disabled without a supervisor, or with a single process."""
 
     def __init__(self, prepared: PreparedRun, report: RunReporter):
@@ -102,7 +103,7 @@ class HardwareProbe:
         if is_process_zero():
             step.when_traced = self._report_collectives
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, run: RunProgress) -> None:
         """Count a step that was dispatched; probe if it is time. Every process of the job calls it."""
         if not self._on:
             return
@@ -119,7 +120,7 @@ class HardwareProbe:
             with self._report.ledger.measure("compile"):
                 self._prepare()
         with clock.measure("probe"):
-            self._probe(step, parts)
+            self._probe(run.step, parts)
         self._window.restart()
 
     def _prepare(self) -> None:

@@ -40,12 +40,11 @@ class SignalHandler:
     Attributes:
         signal: The signal by which the run stops, or None. With many processes, they have agreed on a step: a
             signal that arrives at a process after the last step does not count.
-        has_news: True if a step was taken that no checkpoint has.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self.has_news = False
+        self._has_news = False
         self._came: signal.Signals | None = None
         self._came_at = 0.0
         self._before: dict[signal.Signals, Any] = {}
@@ -80,6 +79,10 @@ class SignalHandler:
             writing, before = self._wake
             signal.set_wakeup_fd(before)
             os.close(writing)  # its reader ends, and closes the other end
+
+    def record_step(self) -> None:
+        """Record that a step was taken that no checkpoint has."""
+        self._has_news = True
 
     def should_stop(self) -> bool:
         """Return True to stop before the next step: the same answer in every process of the job, each of
@@ -144,9 +147,9 @@ class SignalHandler:
                 received_signals = [number for number in numbers if number in handled_signals]
                 if (
                     received_signals
-                    and not self.has_news
+                    and not self._has_news
                     and not self._answered.wait(RESPONSE_SECONDS)
-                    and not self.has_news
+                    and not self._has_news
                 ):
                     name = signal.Signals(received_signals[0]).name
                     write_last_words(f"panax: ended by {name} with nothing new to save; checkpoints are as they were\n")

@@ -23,14 +23,16 @@ from ...job.heartbeat import heartbeat
 from ...stores import ObjectNotFoundError, open_store
 from ..folder.description import serialize_config
 from ..opened_data import LogFn
+from ..parts.phases import RunEvent
+from ..parts.run_part import RunPart, RunProgress
+from ..parts.run_start import RunStart
 from ..preparation import PreparedRun
-from ..start import RunStart
 
 PUBLISH_SECONDS = 20.0
 """Time for a member to publish the result of a round, if it can't be computed from the members' updates."""
 
 
-class Island:
+class Island(RunPart):
     """One island of a run: the exchange with the other islands between its steps.
 
     Attributes:
@@ -62,7 +64,7 @@ class Island:
         self._members: frozenset[int] = frozenset(range(self._islands.count))
         self.ahead: int | None = None
 
-    def begin(self, start: RunStart, skipped_batches: frozenset[int]) -> RunStart:
+    def join(self, start: RunStart, skipped_batches: frozenset[int]) -> RunStart:
         """Return the state to begin from: that of the checkpoint, or the one that the others have reached
         meanwhile.
 
@@ -101,7 +103,17 @@ class Island:
                 )
         return start
 
-    def after_step(self, state: TrainState, step: int) -> TrainState:
+    def after_step(self, run: RunProgress) -> None:
+        """Exchange updates with the other islands, if they meet after this step.
+
+        Raises:
+            StoreError: The store can't be read or written, after all retries.
+        """
+        run.state = self._exchange(run.state, run.step)
+        if self.ahead is not None:
+            run.handle(RunEvent.ISLANDS_AHEAD)
+
+    def _exchange(self, state: TrainState, step: int) -> TrainState:
         """Return the state after a step, after which islands may meet.
 
         Raises:

@@ -24,19 +24,29 @@ from ...job.agreement import is_process_zero
 from ...job.heartbeat import heartbeat
 from ..degraded_features import effective_verify_every
 from ..opened_data import LogFn
+from ..parts.phases import RunEvent
+from ..parts.run_part import RunPart, RunProgress
+from ..parts.run_start import RunStart
 from ..preparation import PreparedRun
 from ..reporting.report import RunReporter, describe_skipped_updates
-from ..start import RunStart, restore_newest, start_fresh
-from .checkpointing import CheckpointSchedule
+from ..start import restore_newest, start_fresh
 from .skipped_batches import DataProgress, Rollback, matches_history, write_rollbacks
 
 
-class RollbackController:
+def with_trusted_step(start: RunStart, prepared: PreparedRun) -> RunStart:
+    """Return a start with a trusted state, if steps are verified and none has been so far."""
+    if start.progress.verified or not effective_verify_every(prepared.experiment.verify.every, prepared.step):
+        return start
+    return dataclasses.replace(start, progress=dataclasses.replace(start.progress, verified=start.step))
+
+
+class RollbackController(RunPart):
     """The batches that a run has taken and skipped, and its rollbacks.
 
     Attributes:
         progress: Progress of the run in its data; `skipped` is up to the last step with scalars that were read.
         is_due: True if the run is to roll back, by the scalars read so far.
+        pending_step: The step to which the run may soon roll back; None if the last update was applied.
     """
 
     def __init__(
@@ -45,51 +55,64 @@ class RollbackController:
         start: RunStart,
         checkpointer: Checkpointer,
         memory: MemoryTier | None,
-        schedule: CheckpointSchedule,
-        report: RunReporter,
         say: LogFn,
     ):
         self.progress, self.is_due = start.progress, False
-        self._prepared, self._checkpointer, self._memory = prepared, checkpointer, memory
-        self._schedule, self._report, self._say = schedule, report, say
+        self.pending_step: int | None = None
+        self._prepared, self._checkpointer, self._memory, self._say = prepared, checkpointer, memory, say
+        self._verifies = effective_verify_every(prepared.experiment.verify.every, prepared.step) > 0
         self._numbers: dict[int, int] = {}
         self._streak: tuple[int, ...] = ()
         self._first, self._why = 0, ""
         self._reached = {start.step: time.monotonic()}
         self._corrupted = ""
-        if effective_verify_every(prepared.experiment.verify.every, prepared.step):
-            # If the run was never checked, the current state has to be trusted.
-            self.mark_verified(start.progress.verified or start.step)
-        schedule.data_progress = self._progress_at
-        report.goes_back = self._record_scalars
+
+    def begin(self, run: RunProgress, start: RunStart) -> None:
+        self.progress, self.pending_step = start.progress, None
+
+    def after_step(self, run: RunProgress) -> None:
+        """Record the batch of the step, with scalars that are not read yet; roll back if that is due.
+
+        Decided here only, where every process has read the same scalars: a hook may read more in one of them.
+        """
+        self._numbers[run.step] = run.drawn
+        self.progress = dataclasses.replace(self.progress, drawn=run.drawn)
+        if self.is_due:
+            run.handle(RunEvent.ROLLBACK_DUE)
+
+    def to_host(self, run: RunProgress) -> Mapping[str, Any]:
+        self._reached.setdefault(run.step, time.monotonic())
+        return self.progress.to_host(run.step)
+
+    @property
+    def needed_step(self) -> int | None:
+        """Return the step to which the run may still roll back: a checkpoint at or before it must stay; None if
+        any may go."""
+        verified = self.progress.verified if self._verifies else None
+        return min((step for step in (self.pending_step, verified) if step is not None), default=None)
 
     @property
     def skipped_batches(self) -> frozenset[int]:
         """Return the numbers of the batches that settings or rollbacks exclude from training."""
         return self.progress.skipped_batches | frozenset(self._prepared.experiment.skip_batches)
 
-    def record_batch(self, step: int, number: int) -> None:
-        """Record that step `step` has taken batch `number`; its scalars are not read yet."""
-        self._numbers[step] = number
-        self.progress = dataclasses.replace(self.progress, drawn=number)
-
-    def wait_for_devices(self) -> bool:
+    def wait_for_devices(self, report: RunReporter) -> bool:
         """Wait until the devices are done, before a save; return False if the run is to roll back, so that
         there is nothing to save."""
         if self._prepared.experiment.rollback.after:
-            self._report.flush()
+            report.flush()
         else:
-            self._report.block_until_ready()
+            report.block_until_ready()
         return not self.is_due
 
-    def _record_scalars(self, step: int, values: Mapping[str, float]) -> bool:
-        """Record the scalars of a step; return True if the run is to roll back."""
+    def record_scalars(self, step: int, values: Mapping[str, float]) -> bool:
+        """Record the scalars of a step as soon as they are read; return True if the run is to roll back."""
         number, in_a_row = self._numbers.pop(step), int(values.get("skipped_in_a_row", 0))
         # The numbers of updates skipped before batches had numbers are not known.
         skipped = (*self.progress.skipped, number)[-in_a_row:] if in_a_row else ()
         self.progress = dataclasses.replace(self.progress, skipped=skipped)
         config, first = self._prepared.experiment.rollback, step - in_a_row + 1
-        self._schedule.rollback_step = first - 1 if in_a_row and config.after else None
+        self.pending_step = first - 1 if in_a_row and config.after else None
         so_far = sum(not rollback.is_corruption for rollback in self.progress.rollbacks)
         if config.after and in_a_row >= config.after and so_far < config.max_rollbacks:
             self.is_due, self._streak, self._first, self._why = (
@@ -100,15 +123,10 @@ class RollbackController:
             )
         return self.is_due
 
-    def _progress_at(self, step: int) -> Mapping[str, Any]:
-        self._reached.setdefault(step, time.monotonic())
-        return self.progress.to_host(step)
-
     def mark_verified(self, step: int) -> None:
         """Record that step `step` gave the same bits on other devices: a later corrupted step rolls back to
         this step or before."""
         self.progress = dataclasses.replace(self.progress, verified=step)
-        self._schedule.verified_step = step
 
     def mark_corrupted(self, reason: str) -> None:
         """Record that the current step gave other values on other devices: the run is to roll back, skipping
@@ -131,7 +149,7 @@ class RollbackController:
             )
         self.is_due, self._corrupted = True, reason
 
-    def roll_back(self, step: int) -> RunStart:
+    def roll_back(self, step: int, report: RunReporter) -> RunStart:
         """Restore an earlier state, and record the batches that are skipped from then on.
 
         Every process of the job calls it, after it has released the state and the data.
@@ -145,8 +163,8 @@ class RollbackController:
         """
         heartbeat().phase("restore")
         if not self._corrupted:
-            self._report.flush()
-        self._report.ledger.roll_back()
+            report.flush()
+        report.ledger.roll_back()
         self._checkpointer.wait()
         if self._memory is not None:
             self._memory.wait()
@@ -172,14 +190,11 @@ class RollbackController:
         )
         self._record(progress, start)
         self.progress, self.is_due, self._corrupted = progress, False, ""
-        if self._schedule.verified_step is not None:
-            self._schedule.verified_step = progress.verified
         self._numbers.clear()
         self._reached = {at: seconds for at, seconds in self._reached.items() if at <= start.step}
         self._reached.setdefault(start.step, time.monotonic())
-        self._schedule.stored_step, self._schedule.rollback_step = start.stored_step, None
-        self._report.record_rollback(progress)
-        return start
+        report.record_rollback(progress)
+        return dataclasses.replace(start, progress=progress)
 
     def _target(self) -> tuple[RunStart, bool]:
         """Return the state to roll back to, and True if the rollback follows directly on another one."""

@@ -178,7 +178,7 @@ def _read(store: Store) -> tuple[Rollback, ...] | None:
     try:
         outer = json_reader.parse(text, constants=True)
         if outer["checksum"] != _seal(_listed(outer)):
-            raise ValueError("its checksum does not hold")
+            raise ValueError("its checksum does not match")
         return tuple(map(Rollback.from_json, _listed(outer)))
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(

@@ -28,9 +28,9 @@ from ...train import CompiledStep, Scalars
 from ...train.sdc_check import RolledReplay, ShardSums, leaf_names
 from ..degraded_features import effective_verify_every
 from ..opened_data import LogFn
+from ..parts.run_part import is_step_due
 from ..preparation import PreparedRun
 from ..reporting.report import RunReporter
-from .checkpointing import is_step_due
 from .rollback import RollbackController
 
 MAX_NAMED = 8

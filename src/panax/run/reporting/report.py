@@ -5,9 +5,9 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -40,6 +40,7 @@ from ...train.update import check_finite_update
 from ..experiment import Experiment
 from ..folder.description import serialize_config
 from ..opened_data import LogFn
+from ..parts.run_part import RunPart, RunProgress
 from ..preparation import PreparedRun
 from ..recovery.skipped_batches import DataProgress, append_rollback_log, format_batch_numbers
 from .document_counts import epoch_metrics, format_data_usage, summarize_data_usage, write_data_usage
@@ -54,7 +55,32 @@ RECORDS_PER_HEAT_MAP = 5
 """Number of records between two heat maps."""
 
 
-class RunReporter:
+class DecideRollback(Protocol):
+    """Function that is called with the scalars of each step as soon as they are read."""
+
+    def __call__(self, step: int, values: Mapping[str, float], /) -> bool:
+        """Return True if the run rolls back, rather than ends, after too many skipped updates."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportTargets:
+    """Destinations of a run's reports.
+
+    Attributes:
+        say: Called with each message for the user.
+        trackers: Trackers after the experiment's own. Each is called by its own thread.
+        messages: Reporter of the console's lines, among which a tracker shows progress.
+        run_id: Run id for the trackers; a resumed run keeps it.
+    """
+
+    say: LogFn
+    trackers: tuple[Tracker, ...] = ()
+    messages: BackgroundReporter | None = None
+    run_id: str = ""
+
+
+class RunReporter(RunPart):
     """Reports of one run: stores the scalars of the last step until the next one runs, then reads them and
     sends them to trackers.
 
@@ -62,43 +88,36 @@ class RunReporter:
         clock: Measures the parts of a step.
         ledger: Accounts for the seconds of the run.
         peak: Peak FLOPs for the model FLOPs utilization; None if the task does not declare its FLOPs.
-        goes_back: Called with the scalars of each step; returns True if the run rolls back, rather than ends,
-            after too many skipped updates.
     """
 
     def __init__(
         self,
         prepared: PreparedRun,
         first_step: int,
-        trackers: tuple[Tracker, ...],
-        say: LogFn,
+        targets: ReportTargets,
         ledger: Ledger,
-        *,
-        messages: BackgroundReporter | None = None,
-        run_id: str = "",
+        decide_rollback: DecideRollback,
     ):
         """
         Args:
-            trackers: Additional trackers. Each is called by its own thread.
             ledger: Ledger of the session's seconds.
-            messages: Reporter whose thread calls `say`, and the tracker that shows progress among its lines.
-            run_id: Run id for the trackers; a resumed run keeps it.
         """
         experiment = prepared.experiment
         folder = Path(prepared.folder)
         self._prepared = prepared
-        self._say = say
+        say = self._say = targets.say
+        self._decide_rollback = decide_rollback
         self.ledger = ledger
         named = [
             (str(folder / "metrics.jsonl"), JsonlTracker(folder / "metrics.jsonl")),
             (str(folder / "tensorboard"), TensorBoardTracker(folder / "tensorboard", first_step + 1)),
-            *((type(tracker).__name__, tracker) for tracker in (*experiment.trackers, *trackers)),
+            *((type(tracker).__name__, tracker) for tracker in (*experiment.trackers, *targets.trackers)),
         ]
         self._lanes: list[BackgroundReporter] = []
         places: list[tuple[Tracker, BackgroundReporter]] = []
         for name, tracker in named if is_process_zero() else []:
-            if messages is not None and isinstance(tracker, ConsoleTracker):
-                places.append((tracker, messages))
+            if targets.messages is not None and isinstance(tracker, ConsoleTracker):
+                places.append((tracker, targets.messages))
                 continue
             lane = BackgroundReporter(name, say, threaded=not experiment.debug, close_seconds=tracker.close_seconds)
             self._lanes.append(lane)
@@ -115,12 +134,11 @@ class RunReporter:
         self._profiling = False
         self._profiled: int | None = None
         self._first_told = self._gradient_seen = self._interrupted = False
-        self.goes_back: Callable[[int, Mapping[str, float]], bool] = lambda number, values: False
         self.clock = StepClock()
         self.peak = measure_peak(prepared) if has_flops(prepared.task) else None
-        self._trackers.about(RunFacts(experiment.name, run_id, prepared.folder, serialize_config(experiment)))
+        self._trackers.about(RunFacts(experiment.name, targets.run_id, prepared.folder, serialize_config(experiment)))
         self._trackers.begin(first_step, prepared.experiment.num_steps, self.peak)
-        record_facts(prepared, run_id, first_step, self._lanes[0] if self._lanes else None)
+        record_facts(prepared, targets.run_id, first_step, self._lanes[0] if self._lanes else None)
 
     def before_step(self, number: int) -> None:
         """Start or end the profile, if it starts or ends at this step."""
@@ -138,10 +156,9 @@ class RunReporter:
             if self._profiled == PROFILED_STEPS:
                 self._end_profile()
 
-    def after_step(
-        self, number: int, scalars: Mapping[str, Any], batch: Mapping[str, Any], position: Position | None
-    ) -> None:
-        """Take the scalars of step `number`, still being computed, and report those of the step before."""
+    def after_step(self, run: RunProgress) -> None:
+        """Take the scalars of a step, still being computed, and report those of the step before: the devices
+        never wait for the loop."""
         compiled, self._compiled = self._compiled, getattr(self._prepared.step, "compile_seconds", 0.0)
         if compiled != self._compiled or self._length is None or self._interrupted:
             # A step that was compiled, or checked, is excluded from all speed figures.
@@ -150,13 +167,13 @@ class RunReporter:
             self._counted = 0
             self._report_kernels()
         else:
-            self._counted += self._count_units(batch)
+            self._counted += self._count_units(run.batch)
             self.clock.tick()
-        self._length = self._row_length(batch)
+        self._length = self._row_length(run.batch)
         with self.clock.measure("device"):
             self.flush()
-        self._pending = (number, scalars, position)
-        self.ledger.record_step(number)
+        self._pending = (run.step, run.scalars, run.position)
+        self.ledger.record_step(run.step)
 
     def _row_length(self, batch: Mapping[str, Any]) -> int:
         """Return the number of positions in a row; 0 if rows have none."""
@@ -220,7 +237,7 @@ class RunReporter:
             self._watch.add({name: value for name, value in host_scalars.items() if np.ndim(value) > 0})
         experiment = self._prepared.experiment
         self._latest.update(_named(values))
-        goes_back = self.goes_back(number, values)
+        goes_back = self._decide_rollback(number, values)
         if values.get("skipped_in_a_row", 0) >= experiment.step.max_skipped and not goes_back:
             raise TrainingError(
                 f"{describe_skipped_updates(number, values)}; {_skipped_updates_advice(experiment, values)}"

@@ -11,6 +11,11 @@ import jax
 from ...core.errors import HookError, PanaxError, RecipeError
 from ...hooks import Hook, RunView
 from ...job.agreement import gather_ints
+from ...metrics import StepClock
+from ..experiment import Experiment
+from .phases import RunEvent, RunPhase
+from .run_part import RunPart, RunProgress, is_step_due
+from .run_start import RunStart
 
 REQUESTED_ELSEWHERE = "another process asked for it"
 
@@ -48,7 +53,7 @@ class HookRequests:
         return HookRequests(evaluate, save, (self.stop or REQUESTED_ELSEWHERE) if stop else "", failed)
 
 
-class HookRunner:
+class HookRunner(RunPart):
     """The hooks of one run, with their requests and failures.
 
     Attributes:
@@ -57,16 +62,18 @@ class HookRunner:
             ends: in a job of many processes they may contain collectives that every process must enter.
     """
 
-    def __init__(self, hooks: tuple[Hook, ...]):
-        self._hooks = dict(_names(hooks))
+    def __init__(self, experiment: Experiment, view: RunView, clock: StepClock):
+        """
+        Args:
+            view: The run as hooks see it.
+        """
+        self._hooks, self._view, self._clock = dict(_names(experiment.hooks)), view, clock
+        self._log_every = experiment.log_every
         self.requests = HookRequests()
         self.failure: HookFailure | None = None
         self._broken: set[str] = set()
 
-    def __bool__(self) -> bool:
-        return bool(self._hooks)
-
-    def begin(self, run: RunView, saved: Mapping[str, Any]) -> None:
+    def begin(self, run: RunProgress, start: RunStart) -> None:
         """Restore each hook and call its `before_run`. Nothing is lost yet, so exceptions are raised at once.
 
         Raises:
@@ -75,50 +82,83 @@ class HookRunner:
         """
         for name, hook in self._hooks.items():
             try:
-                hook.restore(saved.get(name))
-                hook.before_run(run)
+                hook.restore(start.hooks.get(name))
+                hook.before_run(self._view)
             except PanaxError as error:
                 raise RecipeError(f"hook {name}: {error}") from error
             except Exception as error:
                 raise HookError(f"hook {name} raised before the first step: {_said(error)}") from error
+        self._take_requests(run)
 
-    def call(self, method: str, run: RunView, *arguments: Any) -> None:
+    def after_step(self, run: RunProgress) -> None:
+        """Call the hooks, and record their requests; with many processes, only at steps at which all of them
+        agree on these."""
+        self._call_timed("after_step")
+        if jax.process_count() == 1 or is_step_due(self._log_every, run.step):
+            self._take_requests(run)
+
+    def after_evaluation(self, run: RunProgress) -> None:
+        self._call_timed("after_evaluation", run.evaluation)
+        self._take_requests(run)
+
+    def to_host(self, run: RunProgress) -> Mapping[str, Any]:
+        states = self.collect_state()
+        return {"hooks": states} if states else {}
+
+    def call(self, method: str, *arguments: Any) -> None:
         """Call one method of each hook. A second Ctrl-C inside counts as its exception: the run saves
         first."""
         for name, hook in self._hooks.items():
             if name in self._broken:
                 continue
             try:
-                getattr(hook, method)(run, *arguments)
+                getattr(hook, method)(self._view, *arguments)
             except (Exception, KeyboardInterrupt) as error:
-                self._fail(name, method, run.step, error)
+                self._fail(name, method, error)
 
-    def collect_state(self, run: RunView) -> dict[str, Any]:
+    def _call_timed(self, method: str, *arguments: Any) -> None:
+        """Call one method of each hook, and measure its time, if there are hooks."""
+        if self._hooks:
+            with self._clock.measure("hooks"):
+                self.call(method, *arguments)
+
+    def _take_requests(self, run: RunProgress) -> None:
+        """Record the requests of the hooks, or of a custom loop, of all processes in the run's progress."""
+        requests, self.requests = self.requests.all_reduce(), HookRequests()
+        run.must_evaluate |= requests.evaluate
+        run.must_save |= requests.save
+        run.stop_reason = run.stop_reason or requests.stop
+        if requests.failed:
+            run.handle(RunEvent.HOOK_FAILED)
+        elif requests.stop:
+            run.handle(RunEvent.STOP_REQUESTED)
+
+    def collect_state(self) -> dict[str, Any]:
         """Return the state of each hook for a checkpoint, after its `before_save`."""
-        self.call("before_save", run)
+        self.call("before_save")
         states = {}
         for name, hook in self._hooks.items():
             try:
                 state = hook.state()
                 json.dumps(state, allow_nan=False)
             except (Exception, KeyboardInterrupt) as error:
-                self._fail(name, "state", run.step, error)
+                self._fail(name, "state", error)
             else:
                 if state is not None:
                     states[name] = state
         return states
 
-    def raise_failure(self, checkpoint: str, failed: bool) -> None:
+    def raise_failure(self, checkpoint: str, phase: RunPhase) -> None:
         """Raise the exception of a hook, now that the run has saved.
 
         Args:
-            failed: True if the processes have agreed that a hook failed.
+            phase: The run's phase, on which the processes have agreed.
 
         Raises:
             HookError: A hook failed; the message names the hook and the checkpoint.
         """
         if self.failure is None:
-            if failed:
+            if phase is RunPhase.FAILED:
                 raise HookError(
                     f"a hook raised in another process, and the run was ended: its output names the hook\n"
                     f"saved {checkpoint}; the same command resumes from there"
@@ -132,9 +172,9 @@ class HookRunner:
             f"saved {checkpoint}; mend or remove the hook, and the same command resumes from there"
         ) from error
 
-    def _fail(self, name: str, method: str, step: int, error: BaseException) -> None:
+    def _fail(self, name: str, method: str, error: BaseException) -> None:
         self._broken.add(name)
-        self.failure = self.failure or HookFailure(name, method, step, error)
+        self.failure = self.failure or HookFailure(name, method, self._view.step, error)
         self.requests.failed = True
 
 
