@@ -14,6 +14,7 @@ import xxhash
 from ..core.errors import CheckpointError, DamagedError, PanaxError
 from ..stores import Buffer, check_path
 from ..system import json_reader
+from ..system.sealed_json import json_checksum
 from .slices import ArraySlice, is_exact_cover
 
 FORMAT = "panax-checkpoint"
@@ -136,7 +137,7 @@ class Manifest:
                 for name, entry in self.arrays.items()
             },
         }
-        return json.dumps({"format": FORMAT, "version": VERSION, "checksum": _seal(body), "body": body})
+        return json.dumps({"format": FORMAT, "version": VERSION, "checksum": json_checksum(body), "body": body})
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> "Manifest":
@@ -160,7 +161,7 @@ class Manifest:
             )
         body, version = outer.get("body"), outer.get("version")
         try:
-            sealed = isinstance(body, dict) and _seal(body) == outer.get("checksum")
+            sealed = isinstance(body, dict) and json_checksum(body) == outer.get("checksum")
             # Later versions must compute this checksum in another way: if it holds, only the version number
             # has changed.
             if version != VERSION and not sealed and type(version) is int and 0 < version < _VERSIONS:
@@ -255,10 +256,6 @@ def numpy_dtype(name: str) -> np.dtype:
     if dtype.hasobject or dtype.name != name:
         raise ValueError(f"{name!r} is not a dtype of numbers")
     return dtype
-
-
-def _seal(body: Mapping[str, Any]) -> str:
-    return compute_checksum(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _count(value: Any) -> int:

@@ -8,7 +8,6 @@ job in it, and stops saving.
 """
 
 import dataclasses
-import json
 import os
 import re
 import tempfile
@@ -18,9 +17,9 @@ from pathlib import Path
 
 from ..core.errors import CheckpointError
 from ..stores import ObjectNotFoundError, Store, is_remote
-from ..system import json_reader
 from ..system.files import expand_user
 from ..system.lock import open_locked
+from ..system.sealed_json import seal_json, unseal_json
 from ..system.secure_dir import make_private_folder
 from .manifest import compute_checksum
 
@@ -72,11 +71,8 @@ def read_record(store: Store) -> RunRecord | None:
     except ObjectNotFoundError:
         return None
     try:
-        outer = json_reader.parse(text, constants=True)
-        if outer["checksum"] != _seal(outer["record"]):
-            raise ValueError("its checksum does not match")
-        return RunRecord(**outer["record"])
-    except (ValueError, TypeError, KeyError) as error:
+        return RunRecord(**unseal_json(text, "record"))
+    except (ValueError, TypeError) as error:
         raise CheckpointError(f"{store.url}/{RECORD_FILE} is not the record of a run: {error}") from error
 
 
@@ -86,8 +82,7 @@ def write_record(store: Store, record: RunRecord) -> None:
     Raises:
         StoreError: The store rejected a request.
     """
-    fields = dataclasses.asdict(record)
-    store.write(RECORD_FILE, [json.dumps({"checksum": _seal(fields), "record": fields}).encode()])
+    store.write(RECORD_FILE, [seal_json("record", dataclasses.asdict(record))])
 
 
 def check_record_listed(store: Store, folders: Collection[str]) -> None:
@@ -133,7 +128,3 @@ def exclusive_writer(url: str) -> Iterator[None]:
         ) from error
     with lock:
         yield
-
-
-def _seal(record: dict[str, object]) -> str:
-    return compute_checksum(json.dumps(record, sort_keys=True).encode())

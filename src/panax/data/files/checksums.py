@@ -13,6 +13,7 @@ import xxhash
 from panax.core.errors import DataError
 
 from ...system import json_reader
+from ...system.sealed_json import json_checksum
 from .files import decode_utf8, fingerprint, read_bytes, read_error
 
 VERIFIED_FOLDER = "verified"
@@ -54,8 +55,7 @@ def compute_checksum(path: Path, look: Callable[[bytes, int], None] = lambda blo
 
 def compute_seal(header: Mapping[str, Any]) -> str:
     """Compute the xxh3 hash of a header's fields except `seal`, 16 hexadecimal digits."""
-    body = {name: value for name, value in header.items() if name != "seal"}
-    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+    return json_checksum({name: value for name, value in header.items() if name != "seal"})
 
 
 def write_sealed(path: Path, header: Mapping[str, Any], files: Sequence[str]) -> None:

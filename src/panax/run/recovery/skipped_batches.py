@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoint import raise_on_all_processes
-from ...checkpoint.manifest import Manifest, compute_checksum
+from ...checkpoint.manifest import Manifest
 from ...checkpoint.run_record import FOLDER
 from ...core.errors import CheckpointError
 from ...job.agreement import broadcast_text, is_process_zero
 from ...stores import ObjectNotFoundError, Store
 from ...system import files, json_reader
+from ...system.sealed_json import seal_json, unseal_json
 
 FILE = f"{FOLDER}/rollbacks.json"
 """Record alongside the checkpoints: written before any checkpoint of the abandoned history is removed."""
@@ -176,10 +177,7 @@ def _read(store: Store) -> tuple[Rollback, ...] | None:
     else:
         return None
     try:
-        outer = json_reader.parse(text, constants=True)
-        if outer["checksum"] != _seal(_listed(outer)):
-            raise ValueError("its checksum does not match")
-        return tuple(map(Rollback.from_json, _listed(outer)))
+        return tuple(map(Rollback.from_json, unseal_json(text, "rewinds", "rollbacks")))
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"{store.url}/{file} can't be used: {error}. It lists the batches that the run skips; remove it to use the list of "
@@ -199,7 +197,7 @@ def write_rollbacks(store: Store, rollbacks: Sequence[Rollback]) -> None:
         StoreError: The store refused the write.
     """
     rows = [dataclasses.asdict(each) for each in rollbacks]
-    store.write(FILE, [json.dumps({"checksum": _seal(rows), "rollbacks": rows}).encode()])
+    store.write(FILE, [seal_json("rollbacks", rows)])
 
 
 def append_rollback_log(folder: Path, rollbacks: Sequence[Rollback]) -> None:
@@ -231,7 +229,3 @@ def _counts(values: Any) -> tuple[int, ...]:
     if not isinstance(values, list | tuple) or not all(type(value) is int and value >= 0 for value in values):
         raise ValueError(f"expected whole numbers of at least 0, got {values!r}")
     return tuple(values)
-
-
-def _seal(rows: list[dict[str, Any]]) -> str:
-    return compute_checksum(json.dumps(rows, sort_keys=True).encode())
