@@ -30,7 +30,7 @@ def unseal_json(text: str | bytes, *names: str) -> Any:
     """Read a record that `seal_json` wrote, under the first of `names` that it has.
 
     Raises:
-        ValueError: The text is no such record, or its checksum does not match.
+        ValueError: The text is another kind of record, or its checksum does not match.
     """
     outer = json_reader.parse(text, constants=True)
     name = next((each for each in names if isinstance(outer, dict) and each in outer), None)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from ..comms import Comms
 from ..comms.delayed_gradients import Terms
-from ..comms.reduction import Residuals, compressed_views, reduce_compressed
+from ..comms.reduction import Residuals
 from ..core import Axes, Batch, Evaluation, Gradients, Task, current_layout, map_axes, pair_axes, path_name
 from ..core.layout.declarations import tag_comm
 from ..core.layout.layout import Layout, use_global_arrays
@@ -25,13 +25,14 @@ from ..core.measures import merged_fields, merges_by_max
 from ..mesh.placement import partition_entries
 from ..mesh.rules import MESH_AXES
 from ..spmd import compute_grads, merge_over_devices, token_axes
-from ..spmd.collectives import all_reduce
 from ..spmd.manual import map_over_shards
 from ..spmd.overlapped_grad_reduce import GradReduceOverlap, overlap_grad_reduce
-from ..spmd.sharding_marks import ValueState, assert_sharding, check_sharding
+from ..spmd.sharding_marks import ValueState, check_sharding
 from ..spmd.step_gather import gather_params_per_step, reduce_grads
 from .loss_scaling import unscale_gradients
-from .overlapped_grads import check_share, early_residuals, early_sums
+from .reductions.chain import choose_reduction
+from .reductions.early_sum import check_share, early_sums
+from .reductions.reduction import GradientTerms
 from .tables import GatheredTables, TableUpdates, scale_rows
 
 BatchAxes = Mapping[str, Axes]
@@ -124,7 +125,7 @@ def compute_mesh_gradients(
         with use_loss_scale(shards.loss_scale), overlap_grad_reduce(early):
             result = _compute_terms(rule, shards, gathered, rows)
         terms = unscale_gradients(reduce_grads(result.gradients, parameter_axes), shards.loss_scale)
-        sums = _reduce_once(layout, terms, parameter_axes, comms, shards, early)
+        sums = _reduce_once(layout, terms, parameter_axes, rule, shards, early)
         merged = _merged(result.losses, result.state, result.metrics)
         return Gradients(sums.sums, *merged, result.rows), sums.residuals, sums.delayed
 
@@ -227,54 +228,27 @@ def _reduce_once(
     layout: Layout,
     gradients: Any,
     axes: Any,
-    comms: Comms | None,
+    rule: GradientRule,
     inputs: GradientInputs,
     early: GradReduceOverlap | None,
 ) -> ReducedGradients:
     """Reduce gradients once per step, over all mesh axes that do not shard a parameter, unless already
     reduced in the backward pass."""
-    residuals, late = inputs.residuals, inputs.delayed
     leaves, treedef = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda g: g is None)
-    named = {path_name(path): (g, a) for (path, g), a in zip(leaves, treedef.flatten_up_to(axes))}
-    sums: dict[str, Any] = {name: None for name, (gradient, _) in named.items() if gradient is None}
-    rest = {}
-    met = set() if early is None else early.received
-    for name, (gradient, leaf_axes) in named.items():
-        if name in met:
-            sums[name] = gradient
-        elif gradient is not None:
-            sums[name], rest[name] = check_share(name, gradient, tuple(leaf_axes), layout)
-    terms = None
+    values: dict[str, Any] = {}
+    named_axes, rest = {}, {}
+    for (path, gradient), leaf_axes in zip(leaves, treedef.flatten_up_to(axes)):
+        name = path_name(path)
+        values[name] = gradient
+        if gradient is None:
+            continue
+        named_axes[name] = tuple(leaf_axes)
+        if early is None or name not in early.received:
+            values[name], rest[name] = check_share(name, gradient, named_axes[name], layout)
+    terms = GradientTerms(values, rest, named_axes, inputs.step, inputs.residuals, inputs.delayed, early)
     with tag_comm("gradients once a step"):
-        # Delayed gradients: reduce this batch's over the fast axes, and the previous batch's over the slow ones.
-        if late is not None and comms is not None:
-            terms = {}
-            for name, slow in rest.items():
-                fast = tuple(axis for axis in slow if axis not in comms.over)
-                partial_sum = assert_sharding(all_reduce(sums[name], fast), dict.fromkeys(comms.over, ValueState.OWN))
-                terms[name] = partial_sum.reshape(late[name].shape)
-                before = late[name].reshape(partial_sum.shape)
-                rest[name] = tuple(axis for axis in slow if axis in comms.over)
-                sums[name] = assert_sharding(before, dict.fromkeys(rest[name], ValueState.PARTIAL))
-        if comms is not None and comms.compress and inputs.step is not None:
-            ways = compressed_views({name: (sums[name].shape, tuple(named[name][1])) for name in rest}, comms, layout)
-            for name in ways:
-                # Reduce over the fast network first, so that the slow one carries each sum once.
-                sums[name] = all_reduce(sums[name], tuple(axis for axis in rest[name] if axis not in comms.over))
-            left = None if residuals is None else {name: residuals[name] for name in ways}
-            terms_to_send = {name: sums[name] for name in ways}
-            reduced, left = reduce_compressed(terms_to_send, ways, left, comms, layout, inputs.step)
-            if residuals is not None and left is not None:
-                residuals = {
-                    name: left[name] if name in left else early_residuals(early, name, before)
-                    for name, before in residuals.items()
-                }
-            sums, rest = {**sums, **reduced}, {name: axes for name, axes in rest.items() if name not in ways}
-        sums |= {name: all_reduce(sums[name], axes) for name, axes in rest.items()}
-    if terms is not None:
-        # Tie both together: the sums travel while this batch is processed, and are used only after it, in place.
-        sums, terms = jax.lax.optimization_barrier((sums, terms))
-    return ReducedGradients(treedef.unflatten([sums[name] for name in named]), residuals, terms)
+        terms = choose_reduction(rule.comms).reduce(terms, layout)
+    return ReducedGradients(treedef.unflatten([terms.values[name] for name in values]), terms.residuals, terms.delayed)
 
 
 def _merged(losses: Any, model_state: Any, metrics: Any) -> tuple[Any, Any, Any]:

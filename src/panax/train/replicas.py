@@ -26,7 +26,7 @@ from ..core.errors import RecipeError
 from ..core.layout.layout import Layout, use_layout
 from ..core.measures import merge_stacked, total_loss
 from ..spmd.weight_gather import check_effect as check_gathers
-from .overlapped_grads import check_sums
+from .reductions.early_sum import check_sums
 from .update import MEASURES, Scalars, collect_scalars, prepare_batch
 
 if TYPE_CHECKING:

@@ -5,18 +5,18 @@ from typing import Any
 
 import jax
 
-from ..comms import Comms
-from ..comms.reduction import Residuals, reduce_compressed
-from ..comms.rows import RowView
-from ..core import Axes, Task, pair_axes
-from ..core.errors import RecipeError
-from ..core.layout.declarations import tag_comm
-from ..core.layout.layout import Layout
-from ..core.params.logical import Role, axis_for_role
-from ..mesh.rules import MESH_AXES, MeshAxes
-from ..spmd.collectives import all_reduce
-from ..spmd.overlapped_grad_reduce import GradReduceOverlap
-from ..spmd.sharding_marks import ValueState, check_sharding
+from ...comms import Comms
+from ...comms.reduction import Residuals, reduce_compressed
+from ...comms.rows import RowView
+from ...core import Axes, Task, pair_axes
+from ...core.errors import RecipeError
+from ...core.layout.declarations import tag_comm
+from ...core.layout.layout import Layout
+from ...core.params.logical import Role, axis_for_role
+from ...mesh.rules import MESH_AXES, MeshAxes
+from ...spmd.collectives import all_reduce
+from ...spmd.overlapped_grad_reduce import GradReduceOverlap
+from ...spmd.sharding_marks import ValueState, check_sharding
 
 
 def check_sums(comms: Comms, task: Task, layout: Layout) -> None:
