@@ -12,7 +12,7 @@ from panax.mesh.legality import find_problem
 from panax.models import PRESETS, DecoderConfig, DecoderTask
 from panax.optim import AdamW
 from panax.train import Program
-from panax.train.compiled_step import mesh_requirements
+from panax.train.compilation.mesh_requirements import mesh_requirements
 
 CONFIG = DecoderConfig(
     vocab_size=96,

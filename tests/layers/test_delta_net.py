@@ -22,7 +22,7 @@ from panax.optim.decay import uses_weight_decay
 from panax.spmd import local_sequence, sum_over_sequence
 from panax.testing import check_task
 from panax.train import Program
-from panax.train.compiled_step import mesh_requirements
+from panax.train.compilation.mesh_requirements import mesh_requirements
 
 EMBED, KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM, TAPS = 16, 2, 8, 6, 4, 4
 SIZES = {"key_heads": KEY_HEADS, "heads": HEADS, "key_dim": KEY_DIM, "value_dim": VALUE_DIM}

@@ -22,7 +22,7 @@ from panax.optim.decay import uses_weight_decay
 from panax.spmd import local_sequence, sum_over_sequence
 from panax.testing import check_task
 from panax.train import Program
-from panax.train.compiled_step import mesh_requirements
+from panax.train.compilation.mesh_requirements import mesh_requirements
 
 EMBED, HEADS, HEAD_DIM, STATE, TAPS = 16, 8, 4, 6, 4
 

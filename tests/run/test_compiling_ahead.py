@@ -11,7 +11,7 @@ from panax.core.errors import PanaxError
 from panax.run.compile_ahead import expected_shapes
 from panax.run.preparation import prepare
 from panax.train import CompiledStep
-from panax.train.background_compile import BackgroundBuilder
+from panax.train.compilation.background_compile import BackgroundBuilder
 
 
 def test_errors_come_to_whoever_asks():

@@ -32,6 +32,16 @@ def test_every_name_has_an_entry_and_the_index_leads_to_it(exports_of):
             assert f'<a id="{anchor(each)}"></a>' in page and f"({room}.md#{anchor(each)})" in index
 
 
+def test_methods_of_bases_without_an_entry_are_listed(exports_of):
+    """Of a batch's way to the devices, which `CompiledStep` inherits; `CsvTracker` inherits from an exported class."""
+    written = pages(exports_of)
+    (step,) = [each for each in exports_of["panax.train"] if each.name == "CompiledStep"]
+    assert {"put", "held_rows", "row_multiple"} <= {method.name for method in step.inherited}
+    assert "- `put`: Transfer a batch to the devices" in written["train.md"]
+    (tracker,) = [each for each in exports_of["panax.metrics"] if each.name == "CsvTracker"]
+    assert tracker.inherited == ()
+
+
 def test_names_are_followed_through_re_exports(tmp_path: Path):
     package = tmp_path / "panax" / "room"
     package.mkdir(parents=True)

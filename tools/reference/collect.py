@@ -18,6 +18,7 @@ class Export(NamedTuple):
         module: Dotted path of the module that defines the name.
         node: Its definition; None for a module or a name that is bound in another way.
         doc: Its docstring, or the string below an assignment.
+        inherited: For a class: the methods of its bases in Panax that no package exports.
     """
 
     package: str
@@ -25,6 +26,7 @@ class Export(NamedTuple):
     module: str
     node: ast.stmt | None
     doc: str
+    inherited: tuple[ast.FunctionDef, ...] = ()
 
 
 class Definition(NamedTuple):
@@ -43,7 +45,26 @@ def collect(sources: Path) -> dict[str, list[Export]]:
         names = exported_names(_tree(path))
         if names:
             found[package] = [Export(package, name, *find_definition(sources, package, name)) for name in names]
-    return found
+    exported = {(each.module, each.name) for exports in found.values() for each in exports}
+    return {
+        package: [
+            each._replace(inherited=tuple(_inherited(sources, each.module, each.node, exported))) for each in exports
+        ]
+        for package, exports in found.items()
+    }
+
+
+def _inherited(
+    sources: Path, module: str, node: ast.stmt | None, exported: set[tuple[str, str]]
+) -> Iterator[ast.FunctionDef]:
+    """Yield the methods that a class has from bases without an entry of their own."""
+    for base in node.bases if isinstance(node, ast.ClassDef) else ():
+        if not isinstance(base, ast.Name):
+            continue
+        definition = find_definition(sources, module, base.id)
+        if isinstance(definition.node, ast.ClassDef) and (definition.module, base.id) not in exported:
+            yield from (each for each in definition.node.body if isinstance(each, ast.FunctionDef))
+            yield from _inherited(sources, definition.module, definition.node, exported)
 
 
 def exported_names(tree: ast.Module) -> list[str]:

@@ -86,7 +86,7 @@ def _entry(export: Export, links: dict[str, str], level: str) -> str:
         lines.append(f"Types: {', '.join(types)}\n")
     lines += _prose(export.doc)
     if isinstance(export.node, ast.ClassDef):
-        lines += _methods(export.node)
+        lines += _methods(export.node, export.inherited)
     lines.append(f"Source: `{export.module}`\n")
     return "\n".join(lines)
 
@@ -151,14 +151,13 @@ def _split_arguments(text: str) -> Iterator[str]:
     yield text[begin:].strip()
 
 
-def _methods(node: ast.ClassDef) -> list[str]:
-    """Return the public methods and properties that have a docstring, with its first paragraph."""
-    found = [
-        f"- `{each.name}`: {_first_paragraph(doc)}"
-        for each in node.body
-        if isinstance(each, ast.FunctionDef) and not each.name.startswith("_") and (doc := ast.get_docstring(each))
-    ]
-    return ["Methods and properties:\n", *found, ""] if found else []
+def _methods(node: ast.ClassDef, inherited: Sequence[ast.FunctionDef]) -> list[str]:
+    """Return the public methods and properties that have a docstring, with its first paragraph, inherited ones last."""
+    found: dict[str, str] = {}
+    for each in (*node.body, *inherited):
+        if isinstance(each, ast.FunctionDef) and not each.name.startswith("_") and (doc := ast.get_docstring(each)):
+            found.setdefault(each.name, f"- `{each.name}`: {_first_paragraph(doc)}")
+    return ["Methods and properties:\n", *found.values(), ""] if found else []
 
 
 def _first_paragraph(doc: str) -> str:

@@ -12,7 +12,7 @@ from ..kernels import Kernels, choose_by_timing
 from ..mesh import MeshShape, Placement, Rules
 from ..optim import AdamW, Optimizer, RowOptimizer
 from ..train import CompiledStep, Program, Scalars, StepConfig, StepPart, evaluate_sent
-from ..train.compiled_step import mesh_requirements
+from ..train.compilation.mesh_requirements import mesh_requirements
 from ..train.update import check_finite_update
 from .tools.slow_axes import resolve_slow_axes
 

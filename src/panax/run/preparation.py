@@ -27,7 +27,7 @@ from ..system import files
 from ..system.platform_check import check_platform
 from ..train import CompiledStep, Program
 from ..train.assembly.setting_checks import check_rows_together
-from ..train.compiled_step import mesh_requirements
+from ..train.compilation.mesh_requirements import mesh_requirements
 from ..train.debug import DebugStep
 from ..train.precision import describe_precision, with_compute_dtype
 from .auto_mesh import resolve_auto_mesh

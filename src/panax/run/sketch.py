@@ -13,7 +13,8 @@ from ..data.text.token_source import TEXT_AXES
 from ..mesh import Placement
 from ..plan.search.auto import DeviceGroup
 from ..plan.step import text_batch
-from ..train.compiled_step import CompiledStep, mesh_requirements
+from ..train.compilation.mesh_requirements import mesh_requirements
+from ..train.compiled_step import CompiledStep
 from ..train.precision import with_compute_dtype
 from .auto_mesh import LogFn, resolve_auto_mesh
 from .blank_data import find_missing_data

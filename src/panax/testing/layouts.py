@@ -16,7 +16,7 @@ from ..mesh import MESH_AXES, MeshShape, Placement, Rules
 from ..mesh.legality import find_problem
 from ..optim import Optax, RowSgd, Schedule
 from ..train import CompiledStep, Program, StepConfig
-from ..train.compiled_step import mesh_requirements
+from ..train.compilation.mesh_requirements import mesh_requirements
 
 RATE, STEPS = 0.05, 3
 ROUNDINGS = 8.0

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..core import DataChecks, TrainState, merge_measures
 from ..core.errors import TrainingError
 from ..core.measures import Mean, MeanWithInterval, RocHistogram, total_loss
-from .compiled_step import StepProtocol
+from .compilation.step_protocol import StepProtocol
 
 
 def evaluate_all(step: StepProtocol, state: TrainState, batches: Any) -> dict[str, float]:

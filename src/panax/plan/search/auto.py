@@ -34,7 +34,7 @@ from ...mesh.legality import MeshRequirements, enumerate_meshes, find_problem, f
 from ...mesh.rules import MESH_AXES, assign, divisors, zero_stage
 from ...mesh.topology import data_parallel_size
 from ...train import CompiledStep, Program
-from ...train.compiled_step import mesh_requirements
+from ...train.compilation.mesh_requirements import mesh_requirements
 from ..walk.walk import StepCost, walk_step
 
 Sizes = Mapping[str, int]

@@ -20,7 +20,8 @@ from ...mesh.rules import MESH_AXES
 from ...mesh.topology import data_parallel_size
 from ...plan.search.auto import MEMORY_MARGIN, state_bytes
 from ...system.replacement import replace_json
-from ...train.compiled_step import CompiledStep, mesh_requirements
+from ...train.compilation.mesh_requirements import mesh_requirements
+from ...train.compiled_step import CompiledStep
 from ..degraded_features import PROCESSES_VARIABLE
 from ..preparation import PreparedRun
 

@@ -160,7 +160,8 @@ class SdcVerifier:
         result = self._checked(state, batch, number)
         spent = self._compile_seconds() - compiled
         # Booked with the usual program's.
-        self._step.compile_seconds += spent
+        assert isinstance(self._step, CompiledStep)
+        self._step.add_compile_seconds(spent)
         self._report.record_verification(number, time.perf_counter() - began - spent)
         return result
 

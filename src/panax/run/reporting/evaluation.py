@@ -18,7 +18,7 @@ from ...mesh import MeshShape, Placement
 from ...optim import Sgd
 from ...system import json_reader
 from ...train import CompiledStep, Program, evaluate_sent
-from ...train.compiled_step import mesh_requirements
+from ...train.compilation.mesh_requirements import mesh_requirements
 from ...train.debug import DebugStep
 from ..experiment import Experiment
 from ..feed import prefetch_to_device

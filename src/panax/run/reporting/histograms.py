@@ -8,7 +8,7 @@ import jax
 from ...core import TrainState, named_leaves
 from ...metrics import Histogram
 from ...metrics.histogram import compute_histogram, fetch_histogram
-from ...train.compiled_step import StepProtocol
+from ...train.compilation.step_protocol import StepProtocol
 
 
 def weight_histograms(step: StepProtocol, state: TrainState, batch: Mapping[str, jax.Array]) -> dict[str, Histogram]:

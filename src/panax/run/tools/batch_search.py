@@ -18,7 +18,8 @@ from ...mesh.topology import data_parallel_size
 from ...plan.step import ProgramMemory, ProgramTooLargeError, plan_step
 from ...system.host_memory import host_bytes
 from ...system.terminal_text import format_bytes
-from ...train.compiled_step import CompiledStep, mesh_requirements
+from ...train.compilation.mesh_requirements import mesh_requirements
+from ...train.compiled_step import CompiledStep
 from ..entry import check_experiment
 from ..experiment import Experiment
 from ..opened_data import LogFn
