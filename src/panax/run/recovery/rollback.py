@@ -28,7 +28,8 @@ from ..parts.phases import RunEvent
 from ..parts.run_part import RunPart, RunProgress
 from ..parts.run_start import RunStart
 from ..preparation import PreparedRun
-from ..reporting.report import RunReporter, describe_skipped_updates
+from ..reporting.report import RunReporter
+from ..reporting.step_warnings import describe_skipped_updates
 from ..start import restore_newest, start_fresh
 from .skipped_batches import DataProgress, Rollback, matches_history, write_rollbacks
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 
 from ...compiling.cache import compilation_stats
-from ...core import CollectingTask, DataChecks, Position, Task
+from ...core import DataChecks, Position, Task
 from ...core.errors import TrainingError
 from ...core.monitors import MonitorReport
 from ...core.params.logical import Role, axis_for_role
@@ -37,7 +36,6 @@ from ...metrics import (
 from ...metrics.ledger import Ledger
 from ...system import json_reader
 from ...train.update import check_finite_update
-from ..experiment import Experiment
 from ..folder.description import serialize_config
 from ..opened_data import LogFn
 from ..parts.run_part import RunPart, RunProgress
@@ -45,8 +43,8 @@ from ..preparation import PreparedRun
 from ..recovery.skipped_batches import DataProgress, append_rollback_log, format_batch_numbers
 from .document_counts import epoch_metrics, format_data_usage, summarize_data_usage, write_data_usage
 from .session import record_facts
-
-PROFILED_STEPS = 3
+from .step_profiler import StepProfiler
+from .step_warnings import describe_skipped_updates, skipped_updates_advice, zero_gradient_warning
 
 SUPERVISED_PREFIXES = ("train/loss", "speed/", "goodput/fraction")
 """Prefixes of the scalars that a supervisor shows while the job runs."""
@@ -131,8 +129,7 @@ class RunReporter(RunPart):
         self._length: int | None = None
         self._compiled = self._booked = 0.0
         self._kernels_said = 0
-        self._profiling = False
-        self._profiled: int | None = None
+        self._profiler = StepProfiler(folder / "tensorboard", experiment.profile, say)
         self._first_told = self._gradient_seen = self._interrupted = False
         self.clock = StepClock()
         self.peak = measure_peak(prepared) if has_flops(prepared.task) else None
@@ -142,19 +139,7 @@ class RunReporter(RunPart):
 
     def before_step(self, number: int) -> None:
         """Start or end the profile, if it starts or ends at this step."""
-        first = self._prepared.experiment.profile
-        if first and number >= first and self._profiled is None:
-            self.flush()
-            self._profiled = 0
-            try:
-                jax.profiler.start_trace(str(self._profile_folder))
-                self._profiling = True
-            except (OSError, RuntimeError) as error:
-                self._say(f"warning: no profile is written: {error}")
-        elif self._profiling and self._profiled is not None:
-            self._profiled += 1
-            if self._profiled == PROFILED_STEPS:
-                self._end_profile()
+        self._profiler.before_step(number, self.flush)
 
     def after_step(self, run: RunProgress) -> None:
         """Take the scalars of a step, still being computed, and report those of the step before: the devices
@@ -231,7 +216,7 @@ class RunReporter(RunPart):
         check_finite_update(number, values)
         if not self._gradient_seen:
             self._gradient_seen = True
-            if (line := _zero_gradient_words(self._prepared, number, values)) is not None:
+            if (line := zero_gradient_warning(self._prepared, number, values)) is not None:
                 self._say(line)
         if self._watch is not None:
             self._watch.add({name: value for name, value in host_scalars.items() if np.ndim(value) > 0})
@@ -240,7 +225,7 @@ class RunReporter(RunPart):
         goes_back = self._decide_rollback(number, values)
         if values.get("skipped_in_a_row", 0) >= experiment.step.max_skipped and not goes_back:
             raise TrainingError(
-                f"{describe_skipped_updates(number, values)}; {_skipped_updates_advice(experiment, values)}"
+                f"{describe_skipped_updates(number, values)}; {skipped_updates_advice(experiment, values)}"
             )
         if number % experiment.log_every == 0 or number == experiment.num_steps:
             self._record(number, values, position)
@@ -325,9 +310,7 @@ class RunReporter(RunPart):
         self._send_to_supervisor(number, {**self._latest, **spent})
 
     def close(self) -> None:
-        if self._profiling and self._profiled is not None:
-            self._profiled += 1
-            self._end_profile()
+        self._profiler.close(self.flush)
         self._trackers.close()
         for lane in self._lanes:
             lane.end()
@@ -384,60 +367,6 @@ class RunReporter(RunPart):
         if flops is None or self.peak is None:
             return speed
         return speed | {"speed/mfu": flops * per_second / self.peak.flops_per_second}
-
-    @property
-    def _profile_folder(self) -> Path:
-        # Where TensorBoard's profile page looks for it.
-        return Path(self._prepared.folder) / "tensorboard"
-
-    def _end_profile(self) -> None:
-        with contextlib.suppress(TrainingError):
-            self.flush()
-        self._profiling = False
-        try:
-            jax.profiler.stop_trace()
-        except (OSError, RuntimeError) as error:
-            self._say(f"warning: the profile can't be written: {error}")
-            return
-        self._say(f"profile of {self._profiled} steps written below {self._profile_folder / 'plugins'}")
-
-
-def describe_skipped_updates(number: int, values: Mapping[str, float]) -> str:
-    """Format a message that updates were skipped, up to that of step `number`, with its scalars."""
-    return (
-        f"{values['skipped_in_a_row']:.0f} updates in a row were not finite or spiked, the last one at step {number} "
-        f"with loss {values['loss']} and gradient norm {values['gradient_norm']}"
-    )
-
-
-def _skipped_updates_advice(experiment: Experiment, values: Mapping[str, float]) -> str:
-    """Return advice for too many skipped updates."""
-    if values["loss"] == 0 and values["gradient_norm"] == 0:
-        return (
-            "nothing in these batches carries loss: look at them with `panax data show`. Answers may be cut away (raise "
-            "data.sequence_length), or the mask may exclude every row"
-        )
-    ways, after = "lower optimizer.schedule.peak, or look for the cause with --debug", experiment.step.max_skipped // 2
-    if experiment.rollback.after:
-        return f"rollback.max_rollbacks={experiment.rollback.max_rollbacks} rollbacks are used up: {ways}"
-    return f"{ways}; --rollback.after {after} would go back to a checkpoint and skip such batches" if after else ways
-
-
-def _zero_gradient_words(prepared: PreparedRun, number: int, values: Mapping[str, float]) -> str | None:
-    """Return a warning if the first step of this process has a gradient of zero; None if not, or if that can
-    be right."""
-    late = prepared.experiment.comms.delayed
-    if isinstance(prepared.task, CollectingTask) or late or values.get("gradient_norm") != 0.0:
-        return None
-    if values.get("skipped_in_a_row"):
-        return (
-            f"warning: step {number}: nothing in its batch counts, so no update was made: the weight of each loss is 0 or below. "
-            f"Look at the mask and at the weights of the loss"
-        )
-    return (
-        f"warning: step {number}: the gradient is exactly 0 (the loss is {values.get('loss', math.nan):.4g}): the loss depends "
-        f"on no parameter that trains. Look for jax.lax.stop_gradient, argmax, rounding, or a loss of the batch alone"
-    )
 
 
 def _named(values: Mapping[str, float]) -> dict[str, float]:

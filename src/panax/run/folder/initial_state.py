@@ -1,0 +1,78 @@
+"""The state before the first step: initialized, or with the weights of a checkpoint or a released model."""
+
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from ...checkpoint import Checkpoint
+from ...core import TrainState, logical_axes, named_leaves
+from ...data.loading.class_agreement import find_class_names
+from ...spmd.composite.low_rank import base_weights, random_mask, with_base_weights
+from ...spmd.composite.quantized_weight import quantize_like, weight_shapes
+from ..compile_ahead import compile_ahead
+from ..opened_data import LogFn
+from ..preparation import PreparedRun
+from .trained_model import find_checkpoints, read_class_names, read_weights
+
+
+def init_state(prepared: PreparedRun, say: LogFn) -> TrainState:
+    """Return the state before the first step: initialized, or beginning with parameters that are loaded."""
+    experiment = prepared.experiment
+    compile_ahead(prepared, experiment.num_steps)
+    if not experiment.init:
+        return prepared.step.init(experiment.seed)
+    kind, _, where = experiment.init.partition(":")
+    values = _released_values(prepared, where, say) if kind == "hf" else _checkpoint_values(prepared, where, say)
+    return prepared.step.init(experiment.seed, values)
+
+
+def _released_values(prepared: PreparedRun, where: str, say: LogFn) -> tuple[Any, Any]:
+    """Return parameters and model state of a released model; parameters that it lacks are initialized, and no others."""
+    from ...adapters.huggingface.hub import find_model
+    from ...adapters.huggingface.loader import load, parameters_left
+
+    say(f"starting from the weights in {where}")
+    params, model_state = _weight_places(prepared)
+    drawn = prepared.step.init_params(prepared.experiment.seed, parameters_left(prepared.task, params))
+    return load(find_model(where).folder, prepared.task, eqx.combine(drawn, params), model_state)
+
+
+def _checkpoint_values(prepared: PreparedRun, where: str, say: LogFn) -> tuple[Any, Any]:
+    """Return parameters and model state of a checkpoint; adapters that it lacks are initialized, and nothing else."""
+    checkpoint = next(find_checkpoints(where))
+    say(f"starting from the weights in {checkpoint.url}")
+    theirs, ours = read_class_names(checkpoint), find_class_names(prepared.data.train)
+    if theirs and ours and theirs != ours:
+        say(
+            f"warning: these weights have {len(theirs)} classes ({', '.join(theirs[:8])}), and the data has "
+            f"{len(ours)} ({', '.join(ours[:8])}): the head begins with other classes; name them in their order with classes="
+        )
+    step = prepared.step
+    abstract, places = step.program.abstract, step.shardings
+    plain = weight_shapes(base_weights(abstract.params))
+    if not _lacks_adapters(checkpoint, abstract.params, plain):
+        return read_weights(checkpoint, abstract.params, abstract.model_state, places.params, places.model_state)
+    shardings = step.storage_shardings(plain, logical_axes(plain))
+    weights, model_state = read_weights(checkpoint, plain, abstract.model_state, shardings, places.model_state)
+    drawn = step.init_params(prepared.experiment.seed, random_mask(abstract.params))
+    quantized = functools.partial(quantize_like, base_weights(abstract.params))
+    bases = jax.jit(quantized, out_shardings=base_weights(places.params))(weights)
+    return with_base_weights(eqx.combine(drawn, _weight_places(prepared)[0]), bases), model_state
+
+
+def _weight_places(prepared: PreparedRun) -> tuple[Any, Any]:
+    """Return shapes, dtypes and shardings of parameters and model state."""
+    step = prepared.step
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        (step.program.abstract.params, step.program.abstract.model_state),
+        (step.shardings.params, step.shardings.model_state),
+    )
+
+
+def _lacks_adapters(checkpoint: Checkpoint, params: Any, plain: Any) -> bool:
+    """Return True if a checkpoint has the weights beside which there are to be adapters, and no adapters."""
+    there = {name.removeprefix("params.") for name in checkpoint.manifest.arrays if name.startswith("params.")}
+    return not named_leaves(params).keys() <= there and named_leaves(plain).keys() <= there
