@@ -78,7 +78,7 @@ def test_a_minibatch_has_as_many_steps_of_each_environment_and_a_pass_has_all():
     experience = dict(collected.experience)
     # Each step says whose it is, and which.
     numbers = jnp.arange(8 * 16, dtype=jnp.float32).reshape(8, 16, 1)
-    experience["seen"] = {**experience["seen"], "value": numbers}
+    experience["transitions"] = {**experience["transitions"], "value": numbers}
     batches = [TASK.minibatch(experience, {}, jnp.int32(i), jax.random.key(0)) for i in range(TASK.updates)]
     for first in (0, 2):
         seen = [np.asarray(batches[first + i]["value"]).ravel() for i in range(2)]

@@ -38,6 +38,7 @@ ENGLISH = {
     ("train/loss_scaling.py", "scale"): "what a loss is multiplied by",
     ("spmd/__init__.py", "bias"): "a file of this room",
     ("spmd/composite/low_rank.py", "b"): "the second factor of a matrix of low rank",
+    ("spmd/composite/low_rank.py", "magnitude"): "norms of columns, and their axis, which this file adds",
     ("spmd/composite/low_rank.py", "rank"): "the axis between its factors, which this file adds to a weight's own",
     ("spmd/sharding_marks.py", "shared"): "a state: each device has a share",
 }

@@ -153,8 +153,9 @@ def test_columns_have_norms_of_their_own(name: str) -> None:
             assert theirs[leaf].any() or ".b" not in leaf, leaf
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name == "dense" else pytest.mark.slow) for name in MODELS]
+)
 @pytest.mark.parametrize("lora", [ADAPTER, NORMED], ids=["sum", "norms"])
 def test_trains_like_one_device(name: str, lora: LoRA) -> None:
     report = check_task(Begun(model=MODELS[name], adapter=lora), tiny.batch(rows=8), layouts=LAYOUTS)
