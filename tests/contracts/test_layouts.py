@@ -160,7 +160,7 @@ def expected_shards(sizes) -> dict[str, tuple[int, ...]]:
 
 def communication(step) -> dict[str, set[str]]:
     """Mesh axis to the kinds of collectives over it, alone or with others, in the compiled step."""
-    (program,) = step._train.values()
+    (program,) = step._train.programs
     found: dict[str, set[str]] = {}
     for collective in count_collectives(program.as_text(), step.placement.sizes):
         for axis in collective.axes:

@@ -127,7 +127,7 @@ class Gymnasium(Environment):
             # The error of a callback only reaches the process that called it, and all wait for each other.
             raise RecipeError(
                 f"Gymnasium(name={self.name!r}) is stepped by one host, and this job has {jax.process_count()} processes, which "
-                f"would wait without end for an environment that breaks; run it in one process, or use an environment "
+                f"would wait forever for an environment that breaks; run it in one process, or use an environment "
                 f"written in JAX"
             )
         session, observation = io_callback(

@@ -62,7 +62,7 @@ def replace_json(path: Path, value: Any, *, indent: int = 1) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Write a folder's names to its disk.
+    """Flush a folder's entries to its disk.
 
     Raises:
         OSError: The disk fails, or the folder is missing.

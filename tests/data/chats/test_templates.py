@@ -86,7 +86,7 @@ def test_there_are_more_than_forty_templates():
         (DOUBLED % "n.a + n.a", "more than 33,554,432"),
         (DOUBLED % "n.a | replace('a', n.a)", "more than"),
         (DOUBLED % "n.a.replace('a', n.a)", "more than"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself endlessly"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError|unsafe"),
         ("{{ messages.append(1) }}", "SecurityError|not safe|unsafe"),
         ("{% for a in messages %}{% include 'x' %}{% endfor %}", "TypeError|no loader"),

@@ -204,7 +204,7 @@ def _axis_of_part(axis: str, part: int) -> str:
 
 
 def _range(axis: str, sizes: Mapping[str, int], ranges: Mapping[str, IndexRange], part: int) -> IndexRange:
-    """Return the range of a part's region `ranges` along an axis of the pattern."""
+    """Return the range that a part's region, given by `ranges`, has along an axis of the pattern."""
     if axis.isdigit():
         return (0, 1) if axis == "1" else (part, part + 1)
     low, high = ranges[_axis_of_part(axis, part)]

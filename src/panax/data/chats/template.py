@@ -132,7 +132,7 @@ class ChatTemplate:
         except (RenderError, RecipeError):
             raise
         except RecursionError:
-            raise RenderError("it calls itself without end") from None
+            raise RenderError("it calls itself endlessly") from None
         except MemoryError:
             raise RenderError("it needs more memory than available") from None
         except Exception as error:  # a template can raise whatever Python raises

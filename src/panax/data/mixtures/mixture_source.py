@@ -52,7 +52,7 @@ class MixedSource:
     owns_memory = True  # of each batch: nothing writes to it after it was yielded
 
     def __init__(self, mixture: Mixture, parts: Sequence[PackedRowSource], *, batch_size: int, seed: int) -> None:
-        """Mix `parts`, the rows of each part of `mixture`.
+        """Mix the rows of `parts` as `mixture` requests.
 
         Raises:
             RecipeError: `batch_size` is less than 1.

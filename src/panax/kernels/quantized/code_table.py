@@ -1,4 +1,4 @@
-"""Formats with a table of values, one for each code of 4 bits."""
+"""Formats with a table of values, one for each 4-bit code."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Codes of 8 bits over seven decades, for values of many magnitudes: the moments of an optimizer.
+"""8-bit codes over seven decades, for values of many magnitudes: the moments of an optimizer.
 
 Source: arXiv:1511.04561, arXiv:2110.02861; the map is that of bitsandbytes and of torchao's 8-bit optimizers.
 """

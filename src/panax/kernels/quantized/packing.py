@@ -18,7 +18,7 @@ def pack(codes: Int8[Array, "*dims size"]) -> UInt8[Array, "*dims half"]:
     """
     if codes.ndim == 0 or codes.shape[-1] % 2:
         raise ValueError(
-            f"codes of 4 bits are packed two in a byte along the last dimension, and the shape is {codes.shape}; make "
+            f"4-bit codes are packed two to a byte along the last dimension, and the shape is {codes.shape}; make "
             "its size even"
         )
     nibbles = codes.astype(jnp.uint8) & jnp.uint8(0xF)

@@ -1,7 +1,7 @@
 """Quantization of a sum of two arrays with the rounding error: for sending a gradient with error feedback.
 
 XLA needs two passes on a GPU: one adds and finds the largest of each block, and the next reads the sum again.
-That is 21 bytes per value for codes of 8 bits. In one pass it is 13: 8 read, 4 for the residual, 1 for a
+That is 21 bytes per value for 8-bit codes. In one pass it is 13: 8 read, 4 for the residual, 1 for a
 code.
 """
 

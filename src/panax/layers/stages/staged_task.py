@@ -138,9 +138,8 @@ class StagedTask(Task):
         """
         if type(self).layer_metrics is not StagedTask.layer_metrics:
             raise RecipeError(
-                f"{type(self).__name__} has `layer_metrics` and no `count_tokens`, so what its layers report would "
-                "weigh nothing; write "
-                f"`count_tokens(self, batch)`: how many positions of this device count"
+                f"{type(self).__name__} has `layer_metrics` but no `count_tokens`, so the reports of its layers would "
+                f"have weight 0; define `count_tokens(self, batch)`: the number of this device's positions that count"
             )
         return jnp.float32(0.0)
 

@@ -252,7 +252,7 @@ def read_profile(path: str | Path) -> HardwareProfile:
     try:
         return _built(HardwareProfile, content, "the profile")
     except (PanaxError, OverflowError, RecursionError) as error:
-        raise ProfileError(f"{path} is not a whole hardware profile: {error}; {_MAKE}") from error
+        raise ProfileError(f"{path} is an incomplete hardware profile: {error}; {_MAKE}") from error
 
 
 _MAKE = "`panax check --save FILE` makes one"

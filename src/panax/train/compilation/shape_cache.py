@@ -35,6 +35,11 @@ class ShapeCache:
     def __len__(self) -> int:
         return len(self._programs)
 
+    @property
+    def programs(self) -> tuple[Any, ...]:
+        """The programs compiled so far."""
+        return tuple(self._programs.values())
+
     def get(self, batch: Mapping[str, Any], compile_: Callable[[Mapping[str, Any]], Any]) -> Any:
         """Return the program for a batch (abstract or concrete); compile it if it is the first of its shapes.
 

@@ -29,7 +29,7 @@ class SpikeGuard(StepPart):
 
 
 class LossScale(StepPart):
-    """Report the loss scale of a task that computes in float16; the guard moves it."""
+    """Report the loss scale of a task that computes in float16; the guard adjusts it."""
 
     name: ClassVar[str] = "loss_scale"
 

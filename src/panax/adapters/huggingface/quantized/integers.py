@@ -1,4 +1,4 @@
-"""Codes of 4 bits: int4 with scales of groups (Kimi K2), and bitsandbytes' NF4 and FP4, with scales that may be quantized too."""
+"""4-bit codes: int4 with scales of groups (Kimi K2), and bitsandbytes' NF4 and FP4, with scales that may be quantized too."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reads of a forward from its environment, which a trace would freeze: seeds, clocks, entropy, generators.
+"""Values that a forward pass reads from its environment, which a trace would freeze: seeds, clocks, entropy, generators.
 
 While a module is traced, functions that seed PyTorch's generator, draw from the operating system or read a clock are
 replaced by functions that raise, and the iterators that its code holds by ones that can't be advanced. Only calls from
