@@ -15,13 +15,14 @@ import pytest
 import tiny
 
 import panax
+from panax.adapters.huggingface import load_adapter, read_adapter_config
 from panax.cli.main import main
 from panax.core import RecipeError, named_leaves
 from panax.layers import Context, Latent
 from panax.mesh import MeshShape, Placement, Rules
 from panax.models import BaseWidth, DecoderConfig, DecoderTask, LoRA, compute_logits
 from panax.optim import AdamW, Schedule
-from panax.spmd.composite.low_rank import base_weights, is_low_rank, low_rank_mask, merge_low_rank
+from panax.spmd.composite.low_rank import base_weights, is_low_rank, low_rank_mask, merge_low_rank, with_base_weights
 from panax.spmd.composite.quantized_weight import dequantize_weights, is_quantized
 from panax.testing import check_task
 from panax.train import CompiledStep
@@ -234,8 +235,16 @@ def test_codes_travel_and_values_are_not_kept() -> None:
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (lambda: LoRA(rank=0), "adapter.rank=0; expected at least 1"),
+        (lambda: LoRA(rank=0), "adapter.rank=0; expected a whole number of at least 1"),
         (lambda: LoRA(alpha=0.0), "adapter.alpha=0.0; expected a positive number"),
+        (lambda: LoRA(ranks={"attention": 0}), r"adapter.ranks\['attention'\]=0; expected a whole number"),
+        (lambda: LoRA(alphas={"attention": -1.0}), r"adapter.alphas\['attention'\]=-1.0; expected a positive number"),
+        (
+            lambda: DecoderTask(
+                model=MODELS["dense"], adapter=LoRA(targets=("attention",), alphas={"feed_forward": 2.0})
+            ).init(jax.random.key(0)),
+            r"adapter.alphas: 'feed_forward' matches no matrix with an adapter; these are attention.w_k, .*attention.w_v",
+        ),
         (
             lambda: DecoderTask(model=MODELS["dense"], adapter=LoRA(targets=("q_proj",))).init(jax.random.key(0)),
             r"adapter.targets: 'q_proj' matches no matrix of a layer; these are attention.w_q, .*feed_forward.w_down",
@@ -261,6 +270,19 @@ def test_targets_choose_matrices() -> None:
     shapes = {name: leaf.shape for name, leaf in named_leaves(params).items()}
     assert shapes["stacks.1.blocks.0.feed_forward.experts.w_up.a"] == (3, 4, 32, 2)
     assert shapes["stacks.1.blocks.0.feed_forward.experts.w_up.b"] == (3, 4, 2, 16)
+
+
+def test_ranks_and_alphas_by_pattern_are_their_matrices_own() -> None:
+    """Each matrix computes as with an adapter of its size for all, and the step trains it on a mesh."""
+    lora = LoRA(rank=2, alpha=4.0, ranks={"attention": 8, "attention.w_o": 4}, alphas={"*.w_up": 1.0})
+    params, _ = jax.eval_shape(DecoderTask(model=MODELS["dense"], adapter=lora).init, jax.random.key(0))
+    nodes = [node for node in jax.tree.leaves(params, is_leaf=is_low_rank) if is_low_rank(node)]
+    sizes = {(node.a.shape[-1], node.gain) for node in nodes}
+    assert sizes == {(8, 0.5), (4, 1.0), (2, 2.0), (2, 0.5)}
+    shapes = {name.partition(".blocks.0.")[2]: leaf.shape for name, leaf in named_leaves(params).items()}
+    assert shapes["attention.w_q.a"][-1] == 8 and shapes["attention.w_o.b"][1] == 4
+    assert shapes["feed_forward.w_up.a"][-1] == shapes["feed_forward.w_down.a"][-1] == 2
+    check_task(Begun(model=MODELS["dense"], adapter=lora), tiny.batch(rows=8), layouts=LAYOUTS[:1])
 
 
 RECIPE = '''
@@ -290,8 +312,10 @@ def test_a_run_of_adapters_beside_an_earlier_run(tmp_path: Path, monkeypatch, ca
     assert main(["train", "small.py"]) == 0
     first = panax.load("runs/small")
     tune = ["train", "small.py", "--lora", "4", "--name", "tuned", "--init", "checkpoint:runs/small"]
-    assert main([*tune, "--task.adapter.targets", "attention"]) == 0
+    sizes = ["--task.adapter.targets", "attention", "--task.adapter.ranks", "attention.w_o", "2"]
+    assert main([*tune, *sizes]) == 0
     tuned = panax.load("runs/tuned")
+    assert tuned.task.adapter == LoRA(rank=4, alpha=8.0, targets=("attention",), ranks={"attention.w_o": 2})
     for ours, theirs in zip(jax.tree.leaves(base_weights(tuned.params)), jax.tree.leaves(first.params), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     attention = tuned.params.stacks[0].blocks[0].attention
@@ -306,9 +330,19 @@ def test_a_run_of_adapters_beside_an_earlier_run(tmp_path: Path, monkeypatch, ca
         np.asarray(merged.stacks[0].blocks[0].attention.w_q),
         np.asarray(merge_low_rank(tuned.params).stacks[0].blocks[0].attention.w_q),
     )
+    # The adapters alone, as PEFT has them.
+    assert main(["export", "runs/tuned", "adapters", "--adapter"]) == 0
+    assert "PeftModel.from_pretrained(base, 'adapters')" in capsys.readouterr().out
+    read = load_adapter("adapters", with_base_weights(tuned.params, base_weights(tuned.params)))
+    for ours, theirs in zip(jax.tree.leaves(read), jax.tree.leaves(tuned.params), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert read_adapter_config("adapters", tuned.params.config).size_of("attention.w_o").rank == 2
+    assert main(["export", "runs/small", "none", "--adapter"]) == 2
+    assert main(["export", "runs/tuned", "none", "--adapter", "--dtype", "float32"]) == 2
+    errors = capsys.readouterr().err
+    assert "has no adapters; export the model itself" in errors and "leave out --gguf, --dtype and --base" in errors
     # The same command again finds its checkpoint, of which the run is done.
-    capsys.readouterr()
-    assert main([*tune, "--task.adapter.targets", "attention"]) == 0
+    assert main([*tune, *sizes]) == 0
     assert "resuming from step 6" in capsys.readouterr().out
     # The same weights in 4 bits, those without adapters too.
     small = [

@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import select
 import shlex
 import struct
@@ -115,7 +116,7 @@ class Hosts:
 
     def __init__(self, folder: Path, count: int, delays: Mapping[int, float]):
         self.delays, self.relays = delays, []
-        self.tag = f"px{os.getpid() % 100000}"
+        self.tag = f"px{os.getpid()}"
         self.count, self.bridge = count, f"{self.tag}b"
         self.hosts = folder / "hosts"
         self.addresses = [f"10.213.7.{index + 1}" for index in range(count)]
@@ -126,6 +127,7 @@ class Hosts:
         return f"{self.tag}n{index}"
 
     def start(self) -> None:
+        _remove_leftovers()
         _ip(f"link add {self.bridge} type bridge")
         _ip(f"link set {self.bridge} up")
         for index, address in enumerate(self.addresses):
@@ -178,6 +180,16 @@ class Hosts:
             subprocess.run(["ip", "netns", "del", self.name(index)], capture_output=True)
             subprocess.run(["ip", "link", "del", f"{self.name(index)}v"], capture_output=True)
         subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
+
+
+def _remove_leftovers() -> None:
+    """Remove the hosts of tests that were killed: their bridges have the addresses of these."""
+    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+    for pid in {pid for pid in re.findall(r"\bpx(\d+)[bn]", links) if not Path("/proc", pid).exists()}:
+        spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        for name in re.findall(rf"\bpx{pid}n\d+", spaces):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        subprocess.run(["ip", "link", "del", f"px{pid}b"], capture_output=True)
 
 
 class Relay:

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core import Task
@@ -189,6 +189,8 @@ def _is_expressible(value: Any) -> bool:
         return all(_is_expressible(getattr(value, name)) for name in saved)
     if isinstance(value, tuple):
         return all(map(_is_expressible, value))
+    if isinstance(value, Mapping):
+        return all(isinstance(leaf, bool | int | float | str) for leaf in (*value, *value.values()))
     return value is None or isinstance(value, bool | int | float | str)
 
 

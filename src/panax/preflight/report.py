@@ -68,7 +68,7 @@ def format_figures(profile: HardwareProfile) -> list[str]:
 
 
 def format_findings(result: Preflight) -> list[str]:
-    """Format the findings, a paragraph each, or a line that there are none."""
+    """Format the findings, one paragraph each; if there are none, return one line that states this."""
     if not result.findings:
         return ["", "healthy: no finding"]
     count = len(result.findings)

@@ -58,7 +58,7 @@ class Clients:
         self._lock = threading.Lock()
 
     def get(self, seconds: float, retries: int = 0) -> Any:
-        """Return a client with requests that end after `seconds`, rounded to two digits.
+        """Return a client with a timeout of `seconds` for each request, rounded to two digits.
 
         Args:
             retries: Number of retries of a request by the library itself.

@@ -9,7 +9,7 @@ from .export import save, save_gguf
 from .families import register_family
 from .family import Family
 from .loader import load
-from .peft import load_adapter, read_adapter_config, save_adapter
+from .low_rank.peft import load_adapter, read_adapter_config, save_adapter
 
 __all__ = [
     "Family", "config_from", "load", "load_adapter", "read_adapter_config", "register_family", "save", "save_adapter",

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 
-from ...adapters.huggingface import save, save_gguf
+from ...adapters.huggingface import save, save_adapter, save_gguf
 from ...adapters.huggingface.gguf import KINDS
 from ...adapters.huggingface.hub import find_here
 from ...core.errors import RecipeError
-from ...models import Decoder, Vit
+from ...models import Decoder, DecoderTask, Vit
 from ...run.folder.trained_model import LoadedModel, load_model
 from ...spmd.composite.low_rank import merge_low_rank
 from ..failures import warn
@@ -50,6 +50,19 @@ def _write_gguf(trained: LoadedModel, directory: Path, kind: str) -> int:
     return 0
 
 
+def _write_adapter(trained: LoadedModel, directory: str) -> int:
+    """Write a decoder's adapters alone, in PEFT's layout."""
+    lora = trained.task.adapter if isinstance(trained.task, DecoderTask) else None
+    if lora is None:
+        raise RecipeError(f"{trained.url} has no adapters; export the model itself, without --adapter")
+    base = trained.init.partition(":")[2]
+    save_adapter(directory, trained.params, lora, base=base, like=trained.released)
+    print(
+        f"adapters of {trained.url} written to {directory}; PeftModel.from_pretrained(base, {directory!r}) loads them"
+    )
+    return 0
+
+
 def export(arguments: Sequence[str]) -> int:
     """Write a checkpoint's weights, configuration and tokenizer in Hugging Face's layout."""
     parser = Parser(prog="panax export", description="Write a trained model in Hugging Face's layout.")
@@ -60,7 +73,14 @@ def export(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--gguf", choices=KINDS, help="write one GGUF file for llama.cpp instead, with matrices of this type"
     )
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="write the adapters of a run with --lora alone, for PEFT, instead of the sum",
+    )
     options = parser.parse_args(arguments)
+    if options.adapter and (options.gguf, options.dtype, options.base) != (None, None, None):
+        raise RecipeError("--adapter writes the adapters as they were trained; leave out --gguf, --dtype and --base")
     if options.gguf is not None and options.dtype is not None:
         raise RecipeError("--dtype has no effect with --gguf, which has a type of its own; leave it out")
     start_jax()
@@ -69,6 +89,8 @@ def export(arguments: Sequence[str]) -> int:
         raise RecipeError(
             f"{trained.url} holds neither a decoder nor a vision transformer; only those have a Hugging Face layout"
         )
+    if options.adapter:
+        return _write_adapter(trained, options.directory)
     if options.gguf is not None:
         return _write_gguf(trained, Path(options.directory), options.gguf)
     merged = merge_low_rank(trained.params)

@@ -50,7 +50,7 @@ class LossTarget:
 def time_to_loss(
     *runs: str | Path, loss: float | int, price_per_hour: float | int | None = None, interpolate: bool = False
 ) -> tuple[LossTarget, ...]:
-    """Compute the cost of each run to a held-out loss, from the files in its folder.
+    """Compute what each run needed to reach a held-out loss, from the files in its folder.
 
     Args:
         runs: Their folders, as `runs/NAME`.

@@ -100,6 +100,9 @@ def _build(value: Any, where: str, find: Callable[[str], type | None], names: Ca
         return tuple(_build(item, where, find, names) for item in value)
     if not isinstance(value, dict):
         return value
+    if all(isinstance(item, bool | int | float) for item in value.values()):
+        # A mapping of names or patterns to numbers; a class has its name as "type".
+        return value
     name = value.get("type")
     cls = find(name) if isinstance(name, str) else None
     if cls is None:

@@ -1,4 +1,4 @@
-"""Messages about steps that taught nothing: skipped updates, and a gradient of zero."""
+"""Messages about steps without effect: skipped updates, and a gradient of zero."""
 
 import math
 from collections.abc import Mapping

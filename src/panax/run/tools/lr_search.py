@@ -62,7 +62,7 @@ class RateRange(Validated):
                 f"lowest={self.lowest:g}, highest={self.highest:g}; expected rates above 0, the first below the second"
             )
         if self.steps < MIN_STEPS:
-            raise RecipeError(f"steps={self.steps}; expected {MIN_STEPS} or more: fewer are no curve")
+            raise RecipeError(f"steps={self.steps}; expected {MIN_STEPS} or more: fewer points make no curve")
         if not 0 <= self.smoothing < 1:
             raise RecipeError(f"smoothing={self.smoothing}; expected a share in [0, 1), such as 0.9")
 

@@ -13,13 +13,15 @@ from huggingface_examples import abstract, apart, make_example, our_logits, posi
 from safetensors.numpy import load_file, save_file
 
 from panax.adapters.huggingface import load
-from panax.adapters.huggingface.peft import load_adapter, read_adapter_config, save_adapter
-from panax.core import CheckpointError, RecipeError
+from panax.adapters.huggingface.low_rank.peft import load_adapter, read_adapter_config, save_adapter
+from panax.core import CheckpointError, RecipeError, named_leaves
 from panax.models import DecoderTask, LoRA
+from panax.models.lora import name_in_layer
 from panax.spmd.composite.low_rank import base_weights, low_rank_mask, with_base_weights
 
 ADAPTER = LoRA(rank=3, alpha=5.0, rank_stabilized=True)
 NORMED = LoRA(rank=3, alpha=5.0, dora=True)
+SIZED = LoRA(rank=3, alpha=5.0, ranks={"attention": 5, "feed_forward.w_up": 2}, alphas={"attention.w_q": 2.0})
 
 
 def adapted(name: str, folder: Path, lora: LoRA = ADAPTER) -> tuple[Any, DecoderTask, Any]:
@@ -42,6 +44,7 @@ def adapted(name: str, folder: Path, lora: LoRA = ADAPTER) -> tuple[Any, Decoder
     [
         pytest.param("llama", ADAPTER, id="llama"),
         pytest.param("llama", NORMED, id="llama, norms"),
+        pytest.param("llama", SIZED, id="llama, sizes"),
         pytest.param("qwen3", ADAPTER, id="qwen3", marks=pytest.mark.full),
         pytest.param("gemma2", ADAPTER, id="gemma2", marks=pytest.mark.full),
         pytest.param("gemma2", NORMED, id="gemma2, norms", marks=pytest.mark.full),
@@ -58,7 +61,7 @@ def test_peft_computes_the_same(name: str, lora: LoRA, folder_of_examples: Path,
     assert apart(expected, their_logits(example.theirs, tokens())) > 0.05
     assert apart(our_logits(params, example.state, tokens(), positions(), None), expected) < 1e-5
     # Read back, its bits; into a model that has other adapters.
-    assert read_adapter_config(tmp_path) == lora
+    assert sizes(read_adapter_config(tmp_path, task.model), params) == sizes(lora, params)
     again = load_adapter(tmp_path, jax.jit(task.init)(jax.random.key(9))[0])
     trained = jax.tree.leaves(low_rank_mask(params))
     for ours, read, one in zip(jax.tree.leaves(params), jax.tree.leaves(again), trained, strict=True):
@@ -76,7 +79,7 @@ def test_peft_computes_the_same(name: str, lora: LoRA, folder_of_examples: Path,
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("rank_pattern", {"q_proj": 8}), ("alpha_pattern", {"q_proj": 8}), ("modules_to_save", ["lm_head"]),
+        ("modules_to_save", ["lm_head"]),
         ("bias", "all"), ("fan_in_fan_out", True), ("layers_to_transform", [0]), ("a_key_of_tomorrow", 3), ("peft_type", "LOHA"),
     ],
 )  # fmt: skip
@@ -89,10 +92,51 @@ def test_keys_that_change_the_model_are_refused(key: str, value: Any, folder_of_
         read_adapter_config(tmp_path)
 
 
+def sizes(lora: LoRA, params: Any) -> dict[str, Any]:
+    """The size of each matrix's adapter."""
+    adapted = (name for name, one in named_leaves(low_rank_mask(params)).items() if one)
+    return {name: lora.size_of(name_in_layer(name)) for name in adapted}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        ({"q_proj": 8}, {"attention.w_q": 8}),
+        ({"self_attn.q_proj": 8, "q_proj": 9}, {"attention.w_q": 8}),
+        ({r"model.layers.\d+.self_attn.(q|k)_proj": 8}, r"has the pattern 'model.*name the modules"),
+        ({r"^model\.layers\.\d+\.mlp\.up_proj": 8}, {"feed_forward.w_up": 8}),
+        ({".*_proj": 8, "gate_proj": 4}, None),
+        ({"model.layers.0.self_attn.q_proj": 8}, "and other layers have different ranks"),
+        ({"no_proj": 8}, "'no_proj' matches no module of this model"),
+        ({"(a+)+": 8}, "has the pattern"),
+        ({".*.*.*.*x": 8}, "has the pattern"),
+        ({"q" * 300: 8}, "has the pattern"),
+        ({"q_proj": "8"}, "expected at most 10000 patterns with a number each"),
+        ([1], "expected at most 10000 patterns"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_patterns_are_matched_as_peft_matches_them(
+    patterns: Any, expected: Any, folder_of_examples: Path, tmp_path: Path
+) -> None:
+    example, _, params = adapted("llama", folder_of_examples)
+    save_adapter(tmp_path, params, ADAPTER)
+    raw = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**raw, "rank_pattern": patterns}))
+    if isinstance(expected, str):
+        with pytest.raises(RecipeError, match=expected):
+            read_adapter_config(tmp_path, example.task.model)
+        return
+    with pytest.raises(RecipeError, match="pass the base's settings as config="):
+        read_adapter_config(tmp_path)
+    ranks = read_adapter_config(tmp_path, example.task.model).ranks
+    assert set(ranks.values()) == {8} and len(ranks) == 7 if expected is None else ranks == expected
+
+
 def test_every_key_of_peft_is_known() -> None:
     """A key that is neither read nor known to be without effect must be neutral in a new config."""
     peft = pytest.importorskip("peft")
-    from panax.adapters.huggingface.peft import NEUTRAL, READ, WITHOUT_EFFECT
+    from panax.adapters.huggingface.low_rank.peft import NEUTRAL, READ, WITHOUT_EFFECT
 
     for field in dataclasses.fields(peft.LoraConfig):
         if field.name in (*READ, *WITHOUT_EFFECT):

@@ -10,23 +10,24 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from ...core.errors import CheckpointError, RecipeError
-from ...core.params.axes import path_name
-from ...models import Decoder
-from ...models.lora import LoRA
-from ...spmd.composite.low_rank import LowRankWeight, base_weights, column_norms, is_low_rank
-from ...spmd.composite.quantized_weight import weight_shapes
-from ...system import json_reader
-from ...system.replacement import replace_json, replacement
-from .family_choice import to_config_json_like
-from .tensor_map import ParameterMatch, match_parameters
+from ....core.errors import CheckpointError, RecipeError
+from ....core.params.axes import path_name
+from ....models import Decoder, DecoderConfig, DecoderTask
+from ....models.lora import LoRA, name_in_layer
+from ....spmd.composite.low_rank import LowRankWeight, base_weights, column_norms, is_low_rank
+from ....spmd.composite.quantized_weight import weight_shapes
+from ....system import json_reader
+from ....system.replacement import replace_json, replacement
+from ..family_choice import to_config_json_like
+from ..tensor_map import ParameterMatch, match_parameters
+from .module_patterns import read_patterns, values_in_layers
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 MAGNITUDE_VECTOR = "lora_magnitude_vector"
 
-READ = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "target_modules")
+READ = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "target_modules", "rank_pattern", "alpha_pattern")
 """Keys that are read."""
 
 WITHOUT_EFFECT = (
@@ -70,7 +71,14 @@ def save_adapter(
     if (folder / WEIGHTS).exists():
         raise CheckpointError(f"{folder} holds an adapter already; choose another folder, or empty it")
     tensors = {}
+    ranks: dict[str, int] = {}
+    alphas: dict[str, float] = {}
     for location in locations:
+        size = lora.size_of(name_in_layer(location.name))
+        if size.rank != lora.rank:
+            ranks[location.module] = size.rank
+        if size.alpha != lora.alpha:
+            alphas[location.module] = size.alpha
         a, b = (np.asarray(part[location.copy_index]) for part in (location.weight.a, location.weight.b))
         rank = a.shape[-1]
         tensors[f"{PREFIX}{location.module}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
@@ -85,6 +93,8 @@ def save_adapter(
         "base_model_name_or_path": base or None,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
         "use_rslora": lora.rank_stabilized,
         "use_dora": lora.dora,
         "target_modules": sorted({location.module for location in locations}),
@@ -102,14 +112,21 @@ def save_adapter(
         raise CheckpointError(f"can't write to {folder}: {error}") from error
 
 
-def read_adapter_config(directory: str | Path) -> LoRA:
+def read_adapter_config(
+    directory: str | Path, config: DecoderConfig | None = None, *, like: Mapping[str, Any] | None = None
+) -> LoRA:
     """Return the settings of an adapter in PEFT's layout, with which `DecoderTask.adapter` has its shapes.
 
     Matrices are chosen by `load_adapter`, which fills those that the files have.
 
+    Args:
+        config: The base's settings, for an adapter with several ranks or alphas.
+        like: The base's config.json, as in `save`.
+
     Raises:
         CheckpointError: The file is missing or broken.
-        RecipeError: The file has a key that changes the forward pass and is not implemented.
+        RecipeError: The file has a key that changes the forward pass and is not implemented; or it has several ranks or
+            alphas, and there is no `config`, or layers of one stack have different ones.
     """
     path = Path(directory) / CONFIG
     try:
@@ -127,7 +144,29 @@ def read_adapter_config(directory: str | Path) -> LoRA:
                 f"{path}: {key}={value!r} changes the model, and is not implemented; merge the adapter by PEFT"
             )
     dora, rank_stabilized = bool(raw.get("use_dora")), bool(raw.get("use_rslora"))
-    return LoRA(rank=rank, alpha=alpha, rank_stabilized=rank_stabilized, dora=dora)
+    lora = LoRA(rank=rank, alpha=alpha, rank_stabilized=rank_stabilized, dora=dora)
+    patterns = [read_patterns(raw.get(key), f"{path}: {key}") for key in ("rank_pattern", "alpha_pattern")]
+    if not any(patterns):
+        return lora
+    if config is None:
+        raise RecipeError(
+            f"{path} has ranks or alphas by module; pass the base's settings as config=, to find its matrices"
+        )
+    modules = _modules_of(config, like or {})
+    ranks, alphas = (values_in_layers(each, modules, str(path)) for each in patterns)
+    return dataclasses.replace(lora, ranks={name: int(rank) for name, rank in ranks.items()}, alphas=alphas)
+
+
+def _modules_of(config: DecoderConfig, like: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the modules of a family that each matrix of a layer is in the files, by its name in a layer."""
+    model, _ = jax.eval_shape(DecoderTask(model=config).init, jax.random.key(0))
+    family, _ = to_config_json_like(config, None, dict(like))
+    modules: dict[str, list[str]] = {}
+    for match in match_parameters(family, model, {}):
+        if match.name.startswith("stacks."):
+            tensors = (match.tensor(index).removesuffix(".weight") for index in match.places)
+            modules.setdefault(name_in_layer(match.name), []).extend(tensors)
+    return modules
 
 
 def load_adapter(directory: str | Path, model: Decoder, *, like: Mapping[str, Any] | None = None) -> Decoder:

@@ -1,0 +1,1 @@
+"""Adapters of low rank in the files of PEFT."""
