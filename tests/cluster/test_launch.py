@@ -107,7 +107,9 @@ def test_what_listens_while_a_job_runs(tmp_path):
             time.sleep(0.5)
         workers = {one["pid"] for one in json.loads(status.read_text())["processes"]}
         family = [psutil.Process(supervisor.pid), *psutil.Process(supervisor.pid).children(recursive=True)]
-        assert workers < {each.pid for each in family} and len(family) == 4
+        # Beside the supervisor, its agent and the workers there are workers that wait for a restart.
+        waiting = {each.pid for each in family if "panax.cli.standby" in each.cmdline()}
+        assert workers < {each.pid for each in family} - waiting and len(family) - len(waiting) == 4
         listening = {
             each.pid: {
                 c.laddr.ip.removeprefix("::ffff:")
@@ -136,9 +138,11 @@ def test_a_worker_that_never_comes_is_named(tmp_path):
     began = time.monotonic()
     where = ("--processes", "2", "--devices", "1", "--directory", str(tmp_path / "run"))
     finished = panax("launch", str(recipe), *where, seconds=100)
-    assert finished.returncode == 5 and "missing: 1" in finished.stderr and "process 0 on" in finished.stderr, (
-        finished.stderr
-    )
+    assert (
+        finished.returncode == 5
+        and "only 1 of 2 processes reached" in finished.stderr
+        and "missing: 1" in finished.stderr
+    ), finished.stderr
     assert time.monotonic() - began < 60
     assert read_status(tmp_path / "run")["end"]["cause"] == "processes did not join"
 

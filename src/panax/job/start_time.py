@@ -5,7 +5,7 @@ import time
 
 from .heartbeat import heartbeat
 
-_counts = heartbeat().is_supervised
+_counts = False
 _asked = False
 _began: float | None = None
 
@@ -27,7 +27,8 @@ def take_start_time() -> float:
     """Return the start time of the run that begins now, in seconds since the epoch. A second run of a process
     begins with this call."""
     global _asked
-    if _asked or not _counts:
+    # Asked here, not at the import: a program may still restart itself, and what has read its heartbeat's pipe closes it then.
+    if _asked or not (_counts or heartbeat().is_supervised):
         return time.time()
     _asked = True
     if _began is not None:
