@@ -65,13 +65,13 @@ def values_in_layers(
         matching = [[pattern for pattern, each in expressions.items() if each.match(name)] for name in names]
         used.update(*matching)
         # The first pattern that matches counts.
-        found = {patterns[matched[0]] if matched else None for matched in matching}
-        if len(found) > 1:
+        distinct = {patterns[matched[0]] if matched else None for matched in matching}
+        if len(distinct) > 1:
             raise RecipeError(
-                f"{where}: {names[0]} and other layers have different ranks or alphas ({found}); layers of one stack share "
+                f"{where}: {names[0]} and other layers have different ranks or alphas ({distinct}); layers of one stack share "
                 f"them: merge the adapter by PEFT"
             )
-        if (value := found.pop()) is not None:
+        if (value := distinct.pop()) is not None:
             values[matrix] = value
     if unused := patterns.keys() - used:
         raise RecipeError(f"{where}: {min(unused)!r} matches no module of this model")
