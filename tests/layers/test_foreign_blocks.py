@@ -126,5 +126,5 @@ def test_losses_that_layers_report_need_a_weight():
         count_tokens = StagedTask.count_tokens
 
     task = Reporting(model=DecoderConfig(vocab_size=64, max_length=16, embed=16, num_layers=1, heads=2, ffn=16))
-    with pytest.raises(RecipeError, match="has `layer_metrics` and no `count_tokens`"):
+    with pytest.raises(RecipeError, match="has `layer_metrics` but no `count_tokens`"):
         task.count_tokens({})

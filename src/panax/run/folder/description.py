@@ -100,9 +100,6 @@ def _build(value: Any, where: str, find: Callable[[str], type | None], names: Ca
         return tuple(_build(item, where, find, names) for item in value)
     if not isinstance(value, dict):
         return value
-    if all(isinstance(item, bool | int | float) for item in value.values()):
-        # A mapping of names or patterns to numbers; a class has its name as "type".
-        return value
     name = value.get("type")
     cls = find(name) if isinstance(name, str) else None
     if cls is None:
@@ -114,9 +111,20 @@ def _build(value: Any, where: str, find: Callable[[str], type | None], names: Ca
     if unknown:
         raise CheckpointError(f"{where}: {name} has no field {sorted(unknown)[0]!r}; it was saved by a newer Panax")
     try:
-        return cls(**{key: _build(item, where, find, names) for key, item in value.items() if key != "type"})
+        return cls(
+            **{
+                key: item if _is_map_of_numbers(item) else _build(item, where, find, names)
+                for key, item in value.items()
+                if key != "type"
+            }
+        )
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{where}: {error}") from error
+
+
+def _is_map_of_numbers(value: Any) -> bool:
+    """Return True for a mapping of names or patterns to numbers, which describes no object of a class."""
+    return isinstance(value, dict) and all(isinstance(item, int | float) for item in value.values())
 
 
 def diff_configs(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
