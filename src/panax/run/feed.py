@@ -25,7 +25,7 @@ class DeviceBatch(NamedTuple):
     order, from 1."""
 
     batch: dict[str, jax.Array]
-    position: Position | None
+    position: Position
     number: int
 
 

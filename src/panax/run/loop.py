@@ -9,7 +9,7 @@ from ..core.errors import DataError, RecipeError
 from ..data.loading.batch_ramp import RampedSource
 from ..job.heartbeat import heartbeat
 from ..train import Scalars
-from .feed import DeviceBatch, prefetch_to_device
+from .feed import prefetch_to_device
 from .opened_data import LogFn
 from .parts.hook_runner import HookRunner
 from .parts.phases import RunEvent, RunPhase
@@ -46,7 +46,7 @@ class Run(RunActions):
         self._continue_from(start)
 
     def _continue_from(self, start: RunStart) -> None:
-        self._drawn = DeviceBatch({}, start.position, start.progress.drawn)
+        self._position, self._number = start.position, start.progress.drawn
         self._progress.restore(start, self.experiment.num_steps)
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
@@ -114,7 +114,7 @@ class Run(RunActions):
                             + (f", with {len(skipped)} batches skipped" if skipped else "")
                             + "; provide more data or lower num_steps"
                         )
-                progress.batch, self._drawn = item.batch, item
+                progress.batch, self._position, self._number = item
                 if (before := self.step) == first:
                     parts = source.parts_at(progress.position) if isinstance(source, RampedSource) else 1
                     write_fallback_layouts(self.prepared, self.batch, parts)
@@ -139,10 +139,18 @@ class Run(RunActions):
 
         Args:
             scalars: Scalars of the step, by name; they are read while the next step runs.
+
+        Raises:
+            RecipeError: The run has ended.
         """
+        if not self._progress.takes_steps:
+            raise RecipeError(
+                f"run.after_step: no step follows after step {self.step}, since the run {self._progress.phase.value}; leave the "
+                f"loop, as `for batch in run` does"
+            )
         self._interrupt.record_step()
         heartbeat().step(self.step + 1)
-        self._progress.after_step(scalars, self._drawn.position, self._drawn.number, self.experiment.num_steps)
+        self._progress.after_step(scalars, self._position, self._number, self.experiment.num_steps)
 
     def finish(self) -> Result:
         """Evaluate, unless the run was cut off; save; return how it ended."""

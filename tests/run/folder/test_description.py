@@ -133,6 +133,10 @@ def test_nothing_else_is_built():
             deserialize_task(text, "here")
     with pytest.raises(CheckpointError, match="does not describe a task"):
         deserialize_task('{"type": "Pipeline"}', "here")
+    # Numbers by name are a mapping in a field that is declared so alone.
+    for model in ("{}", '{"embed": 8}', '{"type": 3}'):
+        with pytest.raises(CheckpointError, match="and no other class"):
+            deserialize_task(f'{{"type": "DecoderTask", "model": {model}}}', "here")
     with pytest.raises(CheckpointError, match="OwnTask has no field 'depth'; it was saved by a newer Panax"):
         deserialize_task('{"type": "OwnTask", "width": 1, "depth": 2}', "here")
 

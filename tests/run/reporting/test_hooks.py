@@ -317,6 +317,8 @@ def test_a_custom_loop_without_hooks_may_request_what_hooks_may(short):
             if run.step == 3:
                 run.stop("enough")
             run.after_step(run.take_step(batch))
+        with pytest.raises(RecipeError, match="no step follows after step 4, since the run was ended by a hook"):
+            run.after_step({})
     assert run.result is not None and run.result.stopped == "enough" and run.result.step == 4
     assert checkpoints(short) == ["step_00000002", "step_00000004"]
     evaluated_steps = [row["step"] for row in read_history(short.folder) if "evaluation/loss" in row]

@@ -5,6 +5,7 @@ Only registered classes (`core.serializable`) are ever built from a description;
 """
 
 import dataclasses
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -106,14 +107,14 @@ def _build(value: Any, where: str, find: Callable[[str], type | None], names: Ca
         raise CheckpointError(
             f"{where} describes a {name}; this command builds {', '.join(names())} from a file, and no other class"
         )
-    known = {field.name for field in dataclasses.fields(cls)}
-    unknown = value.keys() - known - {"type"}
+    fields = {field.name: field.type for field in dataclasses.fields(cls)}
+    unknown = value.keys() - fields.keys() - {"type"}
     if unknown:
         raise CheckpointError(f"{where}: {name} has no field {sorted(unknown)[0]!r}; it was saved by a newer Panax")
     try:
         return cls(
             **{
-                key: item if _is_map_of_numbers(item) else _build(item, where, find, names)
+                key: item if _is_mapping(fields[key], item) else _build(item, where, find, names)
                 for key, item in value.items()
                 if key != "type"
             }
@@ -122,9 +123,10 @@ def _build(value: Any, where: str, find: Callable[[str], type | None], names: Ca
         raise CheckpointError(f"{where}: {error}") from error
 
 
-def _is_map_of_numbers(value: Any) -> bool:
-    """Return True for a mapping of names or patterns to numbers, which describes no object of a class."""
-    return isinstance(value, dict) and all(isinstance(item, int | float) for item in value.values())
+def _is_mapping(declared: object, value: Any) -> bool:
+    """Return True for numbers by name in a field that is declared as a mapping; any other object names its class."""
+    numbers = isinstance(value, dict) and all(isinstance(item, int | float) for item in value.values())
+    return typing.get_origin(declared) is Mapping and numbers
 
 
 def diff_configs(old: Any, new: Any, prefix: str = "") -> Iterator[str]:

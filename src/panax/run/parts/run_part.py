@@ -56,7 +56,7 @@ class RunProgress:
         self.state, self.step = start.state, start.step
         self.position, self.drawn = start.position, start.progress.drawn
         self.evaluation, self.must_evaluate, self.must_save = {}, False, False
-        if self.step == num_steps:
+        if self.step >= num_steps:
             self.handle(RunEvent.LAST_STEP)
         for part in self.parts:
             part.begin(self, start)
