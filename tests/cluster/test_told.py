@@ -13,6 +13,7 @@ import pytest
 
 from panax.cli.commands.jobs import is_followed
 from panax.cluster.job import RestartPolicy
+from panax.cluster.node.agent import NodeAgent
 from panax.cluster.node.worker_process import MAX_LINES_BYTES, WorkerProcess
 from panax.cluster.supervisor.attempt import AttemptWorker, JobAttempt
 from panax.cluster.supervisor.diagnosis import WorkerExit, diagnose
@@ -39,6 +40,41 @@ def test_a_long_save_that_moves_is_no_hang_and_the_others_wait_for_it():
     assert hung is not None
     job.update(0, {"at": 1.0, "phase": "steps"}, 96.0)
     assert job.find_stalled(107.0, POLICY) is not None, "a hang after the save"
+
+
+def test_a_save_that_follows_a_step_at_once_is_seen_as_a_save():
+    """The agent reads the step, its values and the phase in one go, and must not send the step last."""
+    sent = []
+    reading, writing = os.pipe()
+    channel = SimpleNamespace(fileno=lambda: reading, send=lambda **message: sent.append(message["beat"]))
+    agent = NodeAgent(channel, "secret")
+    agent._children[0] = SimpleNamespace(attempt=1)
+    for beat in [{"step": 15}, {"step": 16}, {"values": {"train/loss": 2.0}}, {"phase": "save", "step": 16}]:
+        agent._beat(0, {"at": 1.0, **beat})
+    agent._beat(0, {"at": 1.0, "values": {"train/loss": 1.0}})
+    agent._send_merged(0)
+    job = attempt("steps")
+    for beat in sent:
+        job.update(0, beat, 0.0)
+    assert [("phase" in beat, beat.get("step")) for beat in sent] == [(False, 16), (True, 16), (False, None)]
+    assert job.workers[0].phase == "save" and job.step == 16 and job.values == {"train/loss": 1.0}
+    assert job.find_stalled(40.0, POLICY) is None
+    os.close(reading)
+    os.close(writing)
+
+
+def test_the_first_step_after_another_phase_is_sent_at_once():
+    """Else a worker would be judged by the limits of a start until half a second after its last values."""
+    reading, writing = os.pipe()
+    beat = Heartbeat(writing)
+    for number in (1, 2):
+        beat.step(number)
+    beat.phase("restore")
+    beat.step(3)
+    said = [json.loads(line) for line in os.read(reading, 4096).splitlines()]
+    assert [(line.get("phase"), line["step"]) for line in said] == [(None, 1), ("restore", 2), (None, 3)]
+    os.close(reading)
+    os.close(writing)
 
 
 def test_those_that_waited_for_a_save_do_not_hang_when_it_ends():

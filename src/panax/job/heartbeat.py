@@ -72,9 +72,10 @@ class Heartbeat:
             self.report_alive()
 
     def step(self, number: int) -> None:
-        """Report that a step has been taken."""
+        """Report that a step has been taken; the first after another phase is always sent."""
+        is_first = self._phase != "steps"
         self._step, self._phase = number, "steps"
-        if self._descriptor is not None and time.monotonic() - self._sent_at >= SECONDS:
+        if self._descriptor is not None and (is_first or time.monotonic() - self._sent_at >= SECONDS):
             self._sent_at = time.monotonic()
             self._tell(step=number)
 
@@ -89,11 +90,13 @@ class Heartbeat:
             self._sent_at = time.monotonic()
             self._tell()
 
-    def values(self, step: int, values: Mapping[str, float]) -> None:
-        """Send the metrics of a step, for observers of the job."""
+    def values(self, values: Mapping[str, float]) -> None:
+        """Send the metrics of a step, for observers of the job; may be called from any thread.
+
+        The message contains neither step nor phase: the run may be in a later phase when it arrives, such as a save.
+        """
         if self._descriptor is not None:
-            self._sent_at = time.monotonic()
-            self._tell(step=step, values=dict(values))
+            self._tell(values=dict(values))
 
     def facts(self, **facts: Any) -> None:
         """Send facts about this process to the supervisor, as JSON values."""

@@ -120,9 +120,8 @@ class NodeAgent:
                 self._unwatch(child.pipe)
             if child.has_ended():
                 self._report_exit(index, child)
-        for index, beat in self._beats.items():
-            self._send_beat(index, beat)
-        self._beats = {}
+        for index in list(self._beats):
+            self._send_merged(index)
 
     def _ping(self, now: float) -> None:
         if now - self._pinged >= PING_SECONDS:
@@ -205,11 +204,17 @@ class NodeAgent:
         self._channel.send(started={"attempt": order["attempt"], "of": pids})
 
     def _beat(self, index: int, beat: Message) -> None:
-        # Only beats that change a phase or end a worker are sent one by one.
+        # Only beats that change a phase or end a worker are sent one by one; those before them are sent first, since
+        # a step that arrives after the phase that follows it would return the worker to the phase `steps`.
         if any(name in beat for name in ("phase", "error", "facts")):
+            self._send_merged(index)
             self._send_beat(index, beat)
         else:
             self._beats[index] = {**self._beats.get(index, {}), **beat}
+
+    def _send_merged(self, index: int) -> None:
+        if merged := self._beats.pop(index, None):
+            self._send_beat(index, merged)
 
     def _send_beat(self, index: int, beat: Message) -> None:
         self._channel.send(beat={**beat, "process": index, "attempt": self._children[index].attempt})
@@ -221,7 +226,7 @@ class NodeAgent:
             self._beat(index, beat)
         if child.first and (lines := child.read_new_lines(all_of_them=True)):
             self._channel.send(lines=lines)
-        self._beats.pop(index, None)
+        self._send_merged(index)
         self._channel.send(exit={"process": index, "attempt": child.attempt, "at": time.time(), **child.close()})
         del self._children[index]
 

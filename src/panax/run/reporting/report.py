@@ -307,7 +307,7 @@ class RunReporter(RunPart):
         self.ledger.word = word
         spent = self.ledger.scalars()
         self._trackers.record(number, spent)
-        self._send_to_supervisor(number, {**self._latest, **spent})
+        self._send_to_supervisor({**self._latest, **spent})
 
     def close(self) -> None:
         self._profiler.close(self.flush)
@@ -332,7 +332,7 @@ class RunReporter(RunPart):
         watched = MonitorReport() if self._watch is None else self._watch.take()
         record |= self.ledger.scalars()
         self._trackers.record(number, {**record, **watched.scalars})
-        self._send_to_supervisor(number, record)
+        self._send_to_supervisor(record)
         for warning in watched.warnings:
             self._say(f"warning: step {number}: {warning}")
         if watched.heat_maps and (
@@ -344,16 +344,14 @@ class RunReporter(RunPart):
                 self._trackers.picture(number, name, heat_map(figures))
             self._pictured = number
 
-    def _send_to_supervisor(self, number: int, record: Mapping[str, float]) -> None:
+    def _send_to_supervisor(self, record: Mapping[str, float]) -> None:
         """Send figures for a job's live view: the first process sends the job's, each process its share of
         time waiting for data."""
         supervisor = heartbeat()
         if not supervisor.is_supervised:
             return
         if is_process_zero():
-            supervisor.values(
-                number, {name: value for name, value in record.items() if name.startswith(SUPERVISED_PREFIXES)}
-            )
+            supervisor.values({name: value for name, value in record.items() if name.startswith(SUPERVISED_PREFIXES)})
         if record.get("seconds/step"):
             supervisor.facts(data_wait=round(record.get("seconds/data_stall", 0.0) / record["seconds/step"], 4))
 
