@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from drawing import drawn
+from drawing import drawn, generate_greedily
 from huggingface_examples import LENGTH, OTHERS, ROWS, Example, make_example, our_logits, positions, tokens
 
-from panax.models import Decoder, DecoderConfig, sample
+from panax.models import Decoder, DecoderConfig
 
 PROMPT = 10
 GENERATED = LENGTH - PROMPT
@@ -23,8 +22,8 @@ def test_greedy_is_the_argmax_of_the_whole_pass() -> None:
     model = drawn(lambda key: Decoder.build(key, config))
     # Larger than they are drawn, so that what a layer says is heard above the token's own embedding.
     model = jax.tree.map(lambda x: x * 3.0 if x.ndim > 2 else x, model)
-    prompt = jnp.asarray(tokens()[:, :PROMPT])
-    generated = np.asarray(sample(model, prompt, GENERATED, jax.random.key(1), temperature=0.0))
+    prompt = tokens()[:, :PROMPT]
+    generated = generate_greedily(model, prompt, GENERATED)
     row = np.concatenate([np.asarray(prompt), generated], axis=1)
     likeliest = np.asarray(our_logits(model, {}, row, positions(), None)).argmax(-1)
     assert np.array_equal(generated, likeliest[:, PROMPT - 1 : -1])
@@ -46,13 +45,11 @@ def test_greedy_of_the_other_families(name: str, folder_of_examples: Path) -> No
 def greedy(example: Example) -> np.ndarray:
     """The likeliest tokens, which are those of `transformers`."""
     prompt = tokens()[:, :PROMPT]
-    ours = sample(
-        example.params, jnp.asarray(prompt), GENERATED, jax.random.key(0), temperature=0.0, state=example.state
-    )
+    ours = generate_greedily(example.params, prompt, GENERATED, example.state)
     ids = torch.from_numpy(prompt).long()
     theirs = example.theirs.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=GENERATED, do_sample=False, pad_token_id=0
     )
     assert ours.shape == (ROWS, GENERATED)
-    assert np.array_equal(np.asarray(ours), theirs[:, PROMPT:].numpy())
-    return np.asarray(ours)
+    assert np.array_equal(ours, theirs[:, PROMPT:].numpy())
+    return ours

@@ -61,7 +61,7 @@ def test_another_librarys_name_is_answered_with_the_one_here(flags, expected, ca
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (["generate"], "the following arguments are required: checkpoint, --prompt; `panax generate --help`"),
+        (["generate"], "the following arguments are required: checkpoint; `panax generate --help`"),
         (["generate", "a", "--prompt", "b", "--tokens", "c"], "argument --tokens: invalid int value: 'c'"),
         (["checkpoint", "show"], "invalid choice: 'show' (choose from 'ls', 'verify'"),
         (["checkpoint", "ls"], "required: where; `panax checkpoint ls --help`"),

@@ -145,7 +145,7 @@ def test_extended_is_as_mixed_at_once(parts):
     extend = jax.jit(DeltaNet.extend)
     for count in parts:
         at = jnp.broadcast_to(jnp.arange(start, start + count)[None], (2, count))
-        part, cache = extend(mixer, x[:, start : start + count], at, cache, jnp.int32(start))
+        part, cache = extend(mixer, x[:, start : start + count], at, cache, jnp.full(2, start))
         result.append(part)
         start += count
     # Float32 sums in another order.

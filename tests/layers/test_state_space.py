@@ -160,7 +160,7 @@ def test_extended_is_as_mixed_at_once(parts):
     for count in parts:
         at = jnp.arange(start, start + count)
         part, cache = extend(
-            mixer, x[:, start : start + count], jnp.broadcast_to(at[None], (2, count)), cache, jnp.int32(start)
+            mixer, x[:, start : start + count], jnp.broadcast_to(at[None], (2, count)), cache, jnp.full(2, start)
         )
         result.append(part)
         start += count

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawing import drawn
+from drawing import drawn, generate_greedily
 from tiny import FEATURES
 
 from panax.core import RecipeError
@@ -14,7 +14,7 @@ from panax.layers import Context, DynamicScaling, LinearScaling, Rotary, YarnSca
 from panax.layers.attention.attention import normalize_heads
 from panax.layers.attention.latent_attention import Latent
 from panax.layers.moe.moe_config import MoE
-from panax.models import Decoder, DecoderConfig, HeadSizes, compute_logits, sample
+from panax.models import Decoder, DecoderConfig, HeadSizes, compute_logits
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_generation_takes_what_the_whole_pass_finds_likeliest(name: str) -> None
     # Weights as drawn repeat the last token: larger ones tell the positions apart.
     model = jax.tree.map(lambda x: x * 3.0 if x.ndim > 2 else x, model)
     prompt = jnp.asarray(np.random.default_rng(0).integers(0, 96, (2, 9)), jnp.int32)
-    sampled = sample(model, prompt, 8, jax.random.key(0), temperature=0.0)
+    sampled = generate_greedily(model, prompt, 8)
     complete = jnp.concatenate([prompt, sampled], axis=1)
     position = jnp.broadcast_to(jnp.arange(complete.shape[1]), complete.shape)
     hidden, _ = jax.jit(lambda model, tokens: model(tokens, Context(position), dtype=jnp.float32))(model, complete)

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from drawing import drawn
+from drawing import drawn, generate_greedily
 
 from panax.core import RecipeError
 from panax.layers import Context, DeltaNet, TransformerBlock
 from panax.mesh import MeshShape, Placement
-from panax.models import Decoder, DecoderTask, DeltaNetConfig, compute_logits, count_parameters, sample
+from panax.models import Decoder, DecoderTask, DeltaNetConfig, compute_logits, count_parameters
 from panax.optim import AdamW
 from panax.plan import walk_step
 from panax.train import CompiledStep, Program
@@ -62,7 +62,7 @@ def test_layers_are_what_the_settings_say() -> None:
 def test_generation_takes_what_the_whole_pass_finds_likeliest() -> None:
     model = drawn(lambda key: Decoder.build(key, HYBRID))
     prompt = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 5)), jnp.int32)
-    found = sample(model, prompt, 6, jax.random.key(0), temperature=0.0)
+    found = generate_greedily(model, prompt, 6)
     rows = jnp.concatenate([prompt, found], axis=1)
     position = jnp.broadcast_to(jnp.arange(rows.shape[1])[None], rows.shape)
     hidden, _ = jax.jit(lambda m, t: m(t, Context(position), dtype=jnp.float32))(model, rows)

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawing import drawn
+from drawing import drawn, generate_greedily
 
 from panax.core import RecipeError
 from panax.layers import Context, Rotary, StateSpace, TransformerBlock
-from panax.models import PRESETS, Decoder, DecoderTask, HybridConfig, compute_logits, count_parameters, sample
+from panax.models import PRESETS, Decoder, DecoderTask, HybridConfig, compute_logits, count_parameters
 from panax.run.folder.description import serialize_config
 
 SIZES = {
@@ -77,7 +77,7 @@ def test_layers_are_what_the_settings_say() -> None:
 def test_generation_takes_what_the_whole_pass_finds_likeliest(config) -> None:
     model = built(config)
     prompt = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 5)), jnp.int32)
-    found = sample(model, prompt, 6, jax.random.key(0), temperature=0.0)
+    found = generate_greedily(model, prompt, 6)
     rows = jnp.concatenate([prompt, found], axis=1)
     position = jnp.broadcast_to(jnp.arange(rows.shape[1])[None], rows.shape)
     hidden, _ = jax.jit(lambda m, t: m(t, Context(position), dtype=jnp.float32))(model, rows)

@@ -43,7 +43,7 @@ def test_the_cache_holds_latents_alone_and_gives_the_whole_pass(options):
     extend, parts, start = jax.jit(lambda *given: attention.extend(*given)), [], 0
     for count in (7, 1):
         stop = start + count
-        out, cache = extend(x[:, start:stop], position[:, start:stop], cache, jnp.int32(start))
+        out, cache = extend(x[:, start:stop], position[:, start:stop], cache, jnp.full(2, start))
         parts.append(out)
         start = stop
     full_pass = jax.jit(lambda x: attention(x, position, None))(x)[:, :start]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .params.logical import DivisibilityPolicy, LogicalAxis, Role, register_axes
     from .params.module import Module, constant, logical_axes, name_key, normal, parameter, stack, stacked_modules
     from .params.scopes import current_scope, is_debugging, scope, use_eager_values
-    from .protocols import Axes, Batch, ModelState, Params, Position, Source, SourcedBatch
+    from .protocols import Axes, Batch, IncrementalModel, ModelState, Params, Position, Source, SourcedBatch
     from .serializable import register_serializable
     from .state import StepGuard, TrainState
     from .task import DataFacts, Evaluation, Gradients, Task
@@ -83,7 +83,7 @@ _WHERE = {
         "stack",
         "stacked_modules",
     ),
-    "protocols": ("Axes", "Batch", "ModelState", "Params", "Position", "Source", "SourcedBatch"),
+    "protocols": ("Axes", "Batch", "IncrementalModel", "ModelState", "Params", "Position", "Source", "SourcedBatch"),
     "serializable": ("register_serializable",),
     "params.scopes": ("current_scope", "is_debugging", "use_eager_values", "scope"),
     "state": ("StepGuard", "TrainState"),
@@ -96,10 +96,10 @@ __getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
     "Axes", "Batch", "CheckpointError", "CollectingTask", "CollectionResult", "DamagedError", "DataChecks",
-    "DataError", "DataFacts", "DivisibilityPolicy", "Evaluation", "Gradients", "HeatMap", "Layout", "LayoutError",
-    "LogicalAxis", "Loss", "Losses", "Maximum", "Mean", "MeanWithInterval", "MetricMonitor", "Metrics", "ModelState",
-    "Module", "MonitorReport", "PanaxError", "Params", "PlatformTraits", "Position", "RecipeError", "RocHistogram",
-    "Role", "Source", "SourcedBatch", "StepGuard", "StoreError", "Sum", "Target", "Task", "TrainState",
+    "DataError", "DataFacts", "DivisibilityPolicy", "Evaluation", "Gradients", "HeatMap", "IncrementalModel", "Layout",
+    "LayoutError", "LogicalAxis", "Loss", "Losses", "Maximum", "Mean", "MeanWithInterval", "MetricMonitor", "Metrics",
+    "ModelState", "Module", "MonitorReport", "PanaxError", "Params", "PlatformTraits", "Position", "RecipeError",
+    "RocHistogram", "Role", "Source", "SourcedBatch", "StepGuard", "StoreError", "Sum", "Target", "Task", "TrainState",
     "TrainingError", "annotation_axes", "constant", "current_layout", "current_scope", "current_target", "dropout",
     "is_debugging", "logical_axes", "map_axes", "merge_measures", "name_key", "named_leaves", "normal", "pair_axes",
     "parameter", "path_name", "register_axes", "register_serializable", "scope", "stack", "stacked_modules",

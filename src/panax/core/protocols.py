@@ -1,14 +1,16 @@
-"""Interfaces between packages: a Task's to the step, and a Source's to the loop.
+"""Interfaces between packages: a Task's to the step, a Source's to the loop, and a model's to generation.
 
 All training goes through them. A built-in decoder, a traced PyTorch module, a pipeline with a custom schedule
 and a generative adversarial pair are all a `Task`; packed text, a torch `DataLoader` and a Python list are
 all a `Source`.
 """
 
+import abc
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 Params = Any
 """Trained parameters: any pytree of arrays."""
@@ -61,3 +63,56 @@ class Source(Protocol):
     def batches(self, position: Position | None = None) -> Iterator[SourcedBatch]:
         """Yield batches from `position` on; from the beginning if it is None."""
         ...
+
+
+class IncrementalModel(abc.ABC):
+    """A model that continues rows of tokens position by position, with its weights: a pytree, so that compiled programs take it
+    as an argument.
+
+    Rows are independent of each other: each has its own number of positions, and its results do not depend on the
+    others.
+    """
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+
+    @property
+    @abc.abstractmethod
+    def max_length(self) -> int:
+        """Maximum number of positions of a row."""
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """True if the first n positions of a row's cache depend on its first n tokens alone, and later ones do not
+        change them: rows with a common beginning may then copy it. A recurrent state is not of this kind."""
+        return False
+
+    @abc.abstractmethod
+    def empty_cache(self, rows: int, length: int) -> Any:
+        """Create the cache of rows without positions; each array begins with the axis of rows.
+
+        Raises:
+            RecipeError: A layer of the model can't be run incrementally.
+        """
+
+    @abc.abstractmethod
+    def extend(
+        self,
+        tokens: Int[Array, "rows seq"],
+        start: Int[Array, " rows"],
+        count: Int[Array, " rows"],
+        cache: Any,
+    ) -> tuple[Float[Array, "rows seq width"], Any]:
+        """Run on each row's next positions; return the hidden states that `logits` takes, and the cache.
+
+        Args:
+            start: Number of positions that each row's cache holds.
+            count: Number of new positions of each row; tokens after these are ignored, and their hidden states have
+                no meaning.
+        """
+
+    @abc.abstractmethod
+    def logits(self, hidden: Float[Array, "*rows width"]) -> Float[Array, "*rows vocab"]:
+        """Compute the logits of the next token, in float32."""

@@ -20,7 +20,7 @@ from .layout.requirements import AllToAllRequirement, PipelineRequirement
 from .measures import Losses, Metrics, Scalar
 from .monitors import MetricMonitor
 from .params.growth import GrowingVocab
-from .protocols import AcceptedOrder, Axes, Batch, ModelState, Params
+from .protocols import AcceptedOrder, Axes, Batch, IncrementalModel, ModelState, Params
 
 
 class DataFacts(NamedTuple):
@@ -109,7 +109,7 @@ class Task(abc.ABC):
     """
 
     generates: bool = False
-    """True if `generate` continues rows of tokens."""
+    """True if `incremental_model` prepares the model to continue rows of tokens."""
 
     splits_residual: bool = True
     """True if the positions of the residual stream are sharded over the mesh axes that shard heads and
@@ -357,29 +357,18 @@ class Task(abc.ABC):
             train: False in evaluation: no dropout, statistics frozen.
         """
 
-    def generate(
-        self,
-        params: Params,
-        state: ModelState,
-        prompt: Int[Array, "batch prompt"],
-        count: int,
-        key: jax.Array,
-        *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-    ) -> Int[Array, "batch generated"]:
-        """Continue each row by `count` tokens, for tasks with `generates`.
+    def incremental_model(self, params: Params, state: ModelState, dtype: str = "float32") -> IncrementalModel:
+        """Prepare the model for generation, for tasks with `generates`.
 
         Args:
-            prompt: Tokens without padding; at least one per row.
-            temperature: 0 always takes the most likely token.
-            top_k: Sample among the k most likely tokens; 0 for all.
+            params: Whole arrays on one device.
+            dtype: Dtype of activations and caches.
 
         Raises:
-            RecipeError: The task does not generate, or the rows would be too long for its model.
+            RecipeError: The task does not generate.
         """
         raise RecipeError(
-            f"{type(self).__name__} does not generate; a task that does sets `generates` and has `generate`"
+            f"{type(self).__name__} does not generate; a task that does sets `generates` and has `incremental_model`"
         )
 
     @abc.abstractmethod

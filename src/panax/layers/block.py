@@ -64,6 +64,10 @@ class Block(Module):
     itself, with the functions of `panax.spmd`. None: unspecified. On a mesh that splits rows, a block from
     another package is compared with a single device before the first step, whatever it declares."""
 
+    positional_cache: ClassVar[bool] = False
+    """True if the cache of `extend` holds one entry for each position, which depends on that position and earlier
+    ones: rows with a common beginning can then share it. A recurrent state is not of this kind."""
+
     @abc.abstractmethod
     def __call__(
         self, x: Float[Array, "batch residual embed"], context: Context, state: Any = None
@@ -103,7 +107,7 @@ class Block(Module):
         return 2.0 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self) if leaf.ndim > 1)
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Any:
-        """Create the initial cache for `extend`; stacked if the layers are.
+        """Create the initial cache for `extend`; stacked if the layers are. Its arrays begin with the axis of rows.
 
         Raises:
             RecipeError: The layer does not support generation.
@@ -111,9 +115,22 @@ class Block(Module):
         raise self._not_incremental()
 
     def extend(
-        self, x: Float[Array, "batch seq embed"], context: Context, cache: Any, start: Int[Array, ""], state: Any = None
+        self,
+        x: Float[Array, "batch seq embed"],
+        context: Context,
+        cache: Any,
+        start: Int[Array, " batch"],
+        state: Any = None,
     ) -> tuple[Float[Array, "batch seq embed"], Any]:
-        """Run on the next positions, beginning at `start`; return the residual stream and the updated cache.
+        """Run on each row's next positions; return the residual stream and the updated cache.
+
+        Rows are independent of each other: any of them may be at another position, and may have fewer new
+        positions than others.
+
+        Args:
+            context: `valid` is False for the positions after a row's last new one, which must not affect the row's
+                later positions; None if all are new.
+            start: Index of each row's first new position.
 
         Raises:
             RecipeError: The layer does not support generation.

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from ..core import Module, scope, stack, stacked_modules
 from ..parallel import RematPolicy, rematerialize, scan_layers
@@ -62,33 +62,10 @@ class Stack(Module):
                 reports += [] if reported is None else [reported]
             return x, reports
 
-        x, reports = scan_layers(one_period, x, (self.blocks, jnp.arange(self.repeats), self._by_place(state)))
+        x, reports = scan_layers(one_period, x, (self.blocks, jnp.arange(self.repeats), self.split_state(state)))
         if not reports:
             return x, None
         return x, jax.tree.map(lambda *places: _interleaved(places), *reports)
-
-    def extend(
-        self,
-        x: Float[Array, "batch seq embed"],
-        context: Context,
-        caches: Any,
-        start: Int[Array, ""],
-        state: Any = None,
-    ) -> tuple[Float[Array, "batch seq embed"], Any]:
-        """Run `Block.extend` for all layers; the caches are stacked like the layers."""
-
-        def one_period(x: jax.Array, scanned: tuple) -> tuple[jax.Array, tuple[Any, ...]]:
-            blocks, caches, states = scanned
-            new = []
-            for block, cache, state in zip(blocks, caches, states):
-                x, cache = block.extend(x, context, cache, start, state)
-                new.append(cache)
-            return x, tuple(new)
-
-        return jax.lax.scan(one_period, x, (self.blocks, caches, self._by_place(state)))
-
-    def empty_caches(self, batch: int, length: int, dtype: Any) -> tuple[Any, ...]:
-        return tuple(block.empty_cache(batch, length, dtype) for block in self.blocks)
 
     @property
     def layers(self) -> tuple[Block, ...]:
@@ -104,8 +81,8 @@ class Stack(Module):
         """Number of layers that report."""
         return self.repeats * sum(block.reports for block in self.blocks)
 
-    def _by_place(self, state: Any) -> tuple[Any, ...]:
-        """Split the state by position in the period."""
+    def split_state(self, state: Any) -> tuple[Any, ...]:
+        """Split the state of the reporting layers by position in the period; None for layers that do not report."""
         reports = [block.reports for block in self.blocks]
         rows = [
             slice(sum(reports[:place]), None, sum(reports)) if reports_here else None

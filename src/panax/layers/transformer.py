@@ -28,6 +28,7 @@ class TransformerBlock(Block):
     """
 
     positions: ClassVar[Positions | None] = "shards"
+    positional_cache: ClassVar[bool] = True
 
     attention_norm: Norm | None
     attention: Attention | LatentAttention
@@ -75,7 +76,7 @@ class TransformerBlock(Block):
         x: Float[Array, "batch seq embed"],
         context: Context,
         cache: Any,
-        start: Int[Array, ""],
+        start: Int[Array, " batch"],
         state: Float[Array, " router"] | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], Any]:
         attention: Any = self.attention  # Either kind, as is its cache.

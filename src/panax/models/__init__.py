@@ -4,9 +4,9 @@ from ..layers.stages.staged_task import ComputeType
 from .decoder.base_width import BaseWidth
 from .decoder.config import DecoderConfig, HeadSizes
 from .decoder.delta import DeltaNetConfig
+from .decoder.logits import compute_logits
 from .decoder.mamba import HybridConfig
 from .decoder.model import Decoder
-from .decoder.sampling import compute_logits, sample
 from .decoder.task import DecoderTask
 from .flops import training_flops_per_image, training_flops_per_token
 from .heads.classifier import TextClassifierTask
@@ -33,6 +33,6 @@ __all__ = [
     "ComputeType", "Decoder", "DecoderConfig", "DecoderTask", "DeltaNetConfig", "Dlrm", "DlrmConfig", "DlrmTask", "HeadSizes",
     "HeadedDecoder", "HeadedTask", "HstuConfig", "HybridConfig", "LoRA", "SequenceTask", "TextClassifierTask", "TextEmbedderTask",
     "TwoTower", "TwoTowerConfig", "TwoTowerTask", "Vit", "VitConfig", "VitTask", "compute_logits", "count_active_parameters",
-    "count_parameters", "item_vectors", "query_vectors", "retrieval_metrics", "sample", "sequence_item_vectors",
+    "count_parameters", "item_vectors", "query_vectors", "retrieval_metrics", "sequence_item_vectors",
     "training_flops_per_image", "training_flops_per_token", "write_vectors",
 ]  # fmt: skip

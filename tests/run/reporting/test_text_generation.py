@@ -1,5 +1,7 @@
 """A text is continued by any task that generates: the decoder is one of them, and nothing here knows of it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +9,32 @@ import pytest
 import tiny
 
 from panax.core import Evaluation, RecipeError, Task
+from panax.core.protocols import IncrementalModel
 from panax.data.text.tokenizer import EncodedText, Tokenizer
 from panax.run.reporting.generation import TextModel, generate_text
 
 
-class Counting(Task):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Next(IncrementalModel):
     """Continues a row by the numbers that follow its last one."""
+
+    by: jax.Array
+    vocab_size = 128
+    max_length = 128
+
+    def empty_cache(self, rows, length):
+        return ()
+
+    def extend(self, tokens, start, count, cache):
+        return (tokens + self.by).astype(jnp.float32)[..., None], cache
+
+    def logits(self, hidden):
+        return jax.nn.one_hot(hidden[..., 0].astype(jnp.int32), self.vocab_size) * 1e6
+
+
+class Counting(Task):
+    """A task with that model."""
 
     generates = True
 
@@ -25,8 +47,8 @@ class Counting(Task):
     def parameter_axes(self, params):
         return {"by": ()}
 
-    def generate(self, params, state, prompt, count, key, *, temperature=1.0, top_k=0):
-        return prompt[:, -1:] + params["by"] * jnp.arange(1, count + 1)[None]
+    def incremental_model(self, params, state, dtype="float32"):
+        return Next(params["by"])
 
 
 class Letters(Tokenizer):
@@ -60,7 +82,7 @@ def test_a_task_of_ones_own_continues_a_text():
 
 def test_a_chat_continues_the_rendered_prompt():
     assert generate_text(TextModel(Counting(), PARAMS, {}, Letters()), "ab", tokens=2, chat=True) == "de"
-    with pytest.raises(RecipeError, match="the tokenizer has no chat template, which chat=True applies"):
+    with pytest.raises(RecipeError, match="the tokenizer has no chat template, which a conversation"):
         without = Letters()
         without.chat_templates = {}
         generate_text(TextModel(Counting(), PARAMS, {}, without), "ab", chat=True)
@@ -87,10 +109,10 @@ def test_what_can_not_be_continued_is_an_error(task, tokenizer, prompt, settings
 def test_a_task_that_does_not_generate_reports_it():
     class Silent(Counting):
         generates = False
-        generate = Task.generate
+        incremental_model = Task.incremental_model
 
     with pytest.raises(RecipeError, match="Silent does not generate; a text model"):
         generate_text(TextModel(Silent(), PARAMS, {}, Letters()), "a")
     with pytest.raises(RecipeError, match="Silent does not generate; a task that does sets `generates`"):
-        Silent().generate(PARAMS, {}, jnp.ones((1, 1), jnp.int32), 1, jax.random.key(0))
+        Silent().incremental_model(PARAMS, {})
     assert tiny.task().generates

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ...core import (
     Module,
@@ -126,15 +126,18 @@ class Attention(Module):
         return Cache(zeros, zeros)
 
     def extend(
-        self, x: Float[Array, "batch seq embed"], position: Int[Array, "batch seq"], cache: Cache, start: Int[Array, ""]
+        self,
+        x: Float[Array, "batch seq embed"],
+        position: Int[Array, "batch seq"],
+        cache: Cache,
+        start: Int[Array, " batch"],
     ) -> tuple[Float[Array, "batch seq embed"], Cache]:
-        """Attend to the cached positions and to `x`, which occupies the cache from position `start` on."""
+        """Attend to the cached positions and to `x`, which occupies each row of the cache from its `start` on.
+
+        Positions after a row's last one need no mask: later ones overwrite them before anything attends to them.
+        """
         q, k, v, gate = self._project(x, position)
-        at = (0, start, 0, 0)
-        cache = Cache(
-            jax.lax.dynamic_update_slice(cache.k, k.astype(cache.k.dtype), at),
-            jax.lax.dynamic_update_slice(cache.v, v.astype(cache.v.dtype), at),
-        )
+        cache = Cache(write_positions(cache.k, k, start), write_positions(cache.v, v, start))
         return self._output(_attend_to_cache(q, cache, start, self._options()), gate), cache
 
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
@@ -258,7 +261,7 @@ def _attend_to_cache(q: jax.Array, cache: Cache, start: jax.Array, options: Atte
     if options.soft_cap is not None:
         scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
     attended = attended_mask(start, seq, length, options.window)
-    scores = jnp.where(attended, scores, -jnp.inf)
+    scores = jnp.where(attended[:, None, None], scores, -jnp.inf)
     if options.sinks is not None:
         # A last key without a value.
         sinks = options.sinks.reshape(1, kv_heads, heads // kv_heads, 1, 1)
@@ -268,7 +271,20 @@ def _attend_to_cache(q: jax.Array, cache: Cache, start: jax.Array, options: Atte
     return out.astype(q.dtype).reshape(batch, seq, heads, head_dim)
 
 
-def attended_mask(start: Int[Array, ""], seq: int, length: int, window: int | None) -> Bool[Array, "seq length"]:
-    """Return the mask of cached positions that each of `seq` positions from `start` on attends to."""
-    distance = (start + jnp.arange(seq))[:, None] - jnp.arange(length)[None, :]
+def write_positions(
+    cache: Shaped[Array, "batch length *feature"], new: Shaped[Array, "batch seq *feature"], start: Int[Array, " batch"]
+) -> Shaped[Array, "batch length *feature"]:
+    """Write each row's new positions into the cache, from its `start` on."""
+
+    def write(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(cache, new, start, axis=0)
+
+    return jax.vmap(write)(cache, new.astype(cache.dtype), start)
+
+
+def attended_mask(
+    start: Int[Array, " batch"], seq: int, length: int, window: int | None
+) -> Bool[Array, "batch seq length"]:
+    """Return the mask of cached positions that each of a row's `seq` positions from its `start` on attends to."""
+    distance = start[:, None, None] + jnp.arange(seq)[None, :, None] - jnp.arange(length)[None, None, :]
     return (distance >= 0) & (distance < (window or length + 1))

@@ -23,7 +23,7 @@ from ...kernels.attention.attention import AttentionOptions
 from ...parallel.context_choice import ContextAttention
 from ...spmd import all_gather_sequence, contract, gather
 from ..norm import Norm
-from .attention import attend, attended_mask, mean_attended_positions, ulysses_requirement
+from .attention import attend, attended_mask, mean_attended_positions, ulysses_requirement, write_positions
 from .rotary import Rotary
 
 EPSILON = 1e-6
@@ -196,17 +196,17 @@ class LatentAttention(Module):
         x: Float[Array, "batch seq embed"],
         position: Int[Array, "batch seq"],
         cache: LatentCache,
-        start: Int[Array, ""],
+        start: Int[Array, " batch"],
     ) -> tuple[Float[Array, "batch seq embed"], LatentCache]:
-        """Attend to the cached positions and to `x`, which occupies the cache from position `start` on.
+        """Attend to the cached positions and to `x`, which occupies each row of the cache from its `start` on.
 
         Queries are projected to the latent's width and attend to the latents directly; keys and values are
         never materialized.
         """
         q, kv, k_rotated = self._project(x, position)
         cache = LatentCache(
-            jax.lax.dynamic_update_slice(cache.kv, kv.astype(cache.kv.dtype), (0, start, 0)),
-            jax.lax.dynamic_update_slice(cache.k, k_rotated.astype(cache.k.dtype), (0, start, 0)),
+            write_positions(cache.kv, kv, start),
+            write_positions(cache.k, k_rotated, start),
         )
         # b: batch, q: query, k: cached position, h: head, d: key feature, r: latent, v: value feature.
         w_k, w_v = jnp.split(gather(self.w_kv_up, "kv_rank heads key_value", x.dtype), [self.latent.nope_dim], axis=-1)
@@ -218,7 +218,7 @@ class LatentAttention(Module):
         if self.soft_cap is not None:
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
         attended = attended_mask(start, x.shape[1], cache.kv.shape[1], self.window)
-        weights = jax.nn.softmax(jnp.where(attended, scores, -jnp.inf), axis=-1).astype(x.dtype)
+        weights = jax.nn.softmax(jnp.where(attended[:, None], scores, -jnp.inf), axis=-1).astype(x.dtype)
         return self._output(jnp.einsum("bhqk,bkr,rhv->bqhv", weights, cache.kv, w_v, optimize="optimal")), cache
 
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ...core import Module, constant, current_layout, current_target, normal, parameter
 from ...core.layout.layout import MeshAxes, axis_size
@@ -155,16 +155,27 @@ class DeltaNet(Module):
         x: Float[Array, "batch seq embed"],
         position: Int[Array, "batch seq"],
         cache: DeltaNetCache,
-        start: Int[Array, ""],
+        start: Int[Array, " batch"],
+        valid: Bool[Array, "batch seq"] | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], DeltaNetCache]:
-        """Continue from the cached state; `position` and `start` are unused."""
+        """Continue from the cached state; `position` and `start` are unused.
+
+        Args:
+            valid: False after a row's last new position; these leave its state as it is. None: all are new.
+        """
         projected = self._project(x)
+        if valid is not None:
+            # Without decay and with a step of size 0, the state is kept.
+            log_decay, beta = (
+                jnp.where(valid[:, :, None], each, 0.0) for each in (projected.log_decay, projected.beta)
+            )
+            projected = projected._replace(log_decay=log_decay, beta=beta)
         before = [old.astype(new.dtype) for old, new in zip(cache[:3], projected.inputs)]
         q, k, v = self._convolved(projected.inputs, before, None, None)
         inputs = DeltaInputs(q, k, v, projected.log_decay, projected.beta)
         y, state = delta_rule(inputs, state=cache.state, target=current_target())
         tail = self.conv_q.shape[-1] - 1
-        tails = last_inputs(cache[:3], projected.inputs, tail)
+        tails = last_inputs(cache[:3], projected.inputs, tail, valid)
         return self._output(y, projected.gate), DeltaNetCache(tails[0], tails[1], tails[2], state)
 
     def _project(self, x: jax.Array) -> _Projected:

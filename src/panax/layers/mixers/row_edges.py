@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool
 
 from ...core.errors import LayoutError
 from ...core.layout.layout import axis_size, row_order
@@ -46,16 +47,24 @@ def edges_before(
     return [_handed_on(part[:, -tail:]) for part in inputs], None if segment is None else _handed_on(segment[:, -tail:])
 
 
-def last_inputs(before: Sequence[jax.Array], inputs: Sequence[jax.Array], tail: int) -> list[jax.Array]:
+def last_inputs(
+    before: Sequence[jax.Array],
+    inputs: Sequence[jax.Array],
+    tail: int,
+    valid: Bool[Array, "batch seq"] | None = None,
+) -> list[jax.Array]:
     """Return the last `tail` positions of each input, for a cache: those of `before` too if the input is shorter.
 
     Args:
         before: The cached positions before the inputs, `tail` of them.
+        valid: False after a row's last position; None if all rows are as long as the inputs.
     """
-    return [
-        jnp.concatenate([old, new.astype(old.dtype)], axis=1)[:, new.shape[1] : new.shape[1] + tail]
-        for old, new in zip(before, inputs, strict=True)
-    ]
+    both = [jnp.concatenate([old, new.astype(old.dtype)], axis=1) for old, new in zip(before, inputs, strict=True)]
+    if valid is None:
+        return [each[:, each.shape[1] - tail :] for each in both]
+    ends = valid.sum(axis=1, dtype=jnp.int32)
+    cut = jax.vmap(lambda row, end: jax.lax.dynamic_slice_in_dim(row, end, tail, axis=0))
+    return [cut(each, ends) for each in both]
 
 
 def _handed_on(edge: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ...core import Module, constant, current_layout, current_target, normal, parameter
 from ...core.layout.layout import MeshAxes, axis_size
@@ -156,15 +156,22 @@ class StateSpace(Module):
         x: Float[Array, "batch seq embed"],
         position: Int[Array, "batch seq"],
         cache: StateSpaceCache,
-        start: Int[Array, ""],
+        start: Int[Array, " batch"],
+        valid: Bool[Array, "batch seq"] | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], StateSpaceCache]:
-        """Continue from the cached state; `position` and `start` are unused."""
+        """Continue from the cached state; `position` and `start` are unused.
+
+        Args:
+            valid: False after a row's last new position; these leave its state as it is. None: all are new.
+        """
         z, dt, inputs = self._project(x)
+        # A step of size 0 keeps the state.
+        dt = dt if valid is None else jnp.where(valid[:, :, None], dt, 0.0)
         before = [old.astype(new.dtype) for old, new in zip(cache[:3], inputs)]
         x, b, c = self._convolved(inputs, before, None, None)
         scan = state_space_scan(ScanInputs(x, dt, self._rates(), b, c), state=cache.state, target=current_target())
         tail = self.conv_x.shape[-1] - 1
-        tails = last_inputs(cache[:3], inputs, tail)
+        tails = last_inputs(cache[:3], inputs, tail, valid)
         return self._output(scan.y, x, z), StateSpaceCache(tails[0], tails[1], tails[2], scan.state)
 
     def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:

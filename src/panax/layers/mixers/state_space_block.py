@@ -60,11 +60,11 @@ class StateSpaceBlock(Block):
         x: Float[Array, "batch seq embed"],
         context: Context,
         cache: Any,
-        start: Int[Array, ""],
+        start: Int[Array, " batch"],
         state: Float[Array, " router"] | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], Any]:
         mixer: Any = self.mixer  # Either kind, as is its cache.
-        branch, cache = mixer.extend(self.mixer_norm(x), context.position, cache, start)
+        branch, cache = mixer.extend(self.mixer_norm(x), context.position, cache, start, context.valid)
         return self._fed(add_residual(x, branch, self.dropout, context, 0), context, state)[0], cache
 
     def _fed(self, x: Any, context: Context, state: Any) -> tuple[Any, RouterTerms | None]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from ...core import Axes, Batch, DataFacts, Loss, Mean, Sum, named_leaves
 from ...core.batch_checks import MASK_LEAF, WEIGHT_RANGE, LeafRange, id_range
@@ -28,8 +28,9 @@ from ..lora import LoRA, add_adapters
 from ..task_metrics import TokenMetric, check_names, compute_token_metrics, metrics_field
 from .base_width import BaseWidth
 from .config import DecoderConfig
+from .incremental import IncrementalDecoder
+from .logits import gather_logits
 from .model import Decoder, layer_state
-from .sampling import gather_logits, sample
 from .transformers_batch import to_decoder_axes, to_decoder_batch
 
 
@@ -138,19 +139,8 @@ class DecoderTask(Validated, StagedTask):
     def flops_per_token(self, length: int) -> float:
         return 3 * (2 * self.model.embed * self.model.vocab_size + self.layer_flops(length))
 
-    def generate(
-        self,
-        params: Decoder,
-        state: Any,
-        prompt: Int[Array, "batch prompt"],
-        count: int,
-        key: jax.Array,
-        *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-    ) -> Int[Array, "batch generated"]:
-        top_k = min(top_k, params.config.vocab_size)
-        return sample(params, prompt, count, key, temperature=temperature, top_k=top_k, state=state)
+    def incremental_model(self, params: Decoder, state: Any, dtype: str = "float32") -> IncrementalDecoder:
+        return IncrementalDecoder.create(params, state, dtype)
 
     def init(self, key: jax.Array) -> tuple[Decoder, dict[str, Any]]:
         model = self.cast_to_storage(Decoder.build(key, self.model))

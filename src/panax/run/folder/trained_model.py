@@ -15,6 +15,7 @@ from ...core.errors import CheckpointError, DamagedError, RecipeError, describe_
 from ...core.state import average_dtype
 from ...data.text.tokenizer import PretrainedTokenizer, Tokenizer
 from ...kernels import choose_by_timing
+from ...models import DecoderConfig, DecoderTask
 from ...stores import join_url, open_store
 from ...system import json_reader
 from ..opened_data import LogFn
@@ -24,6 +25,9 @@ from ..reporting.generation import TextModel, generate_text
 from .attachments import CLASSES, MODEL, RELEASED, TOKENIZER
 from .description import deserialize_task
 from .previous_run import SETTINGS
+
+RELEASED_PREFIX = "hf:"
+"""Prefix of addresses of released models."""
 
 AVERAGED = "averaged"
 """Name of the averages in a state."""
@@ -99,7 +103,8 @@ def load_model(where: str | Path, say: LogFn = _warned, *, newest: bool = False)
     """Read the model of a checkpoint, by default the best undamaged one; optimizer state is not read.
 
     Args:
-        where: A run's folder, or a checkpoint's own folder or address.
+        where: A run's folder, or a checkpoint's own folder or address; or a released decoder, `hf:DIR` or
+            `hf:ORG/NAME[@REVISION]`.
         say: Called with a line for each damaged checkpoint; by default it is a warning.
         newest: Read the newest undamaged checkpoint instead of the best.
 
@@ -107,6 +112,8 @@ def load_model(where: str | Path, say: LogFn = _warned, *, newest: bool = False)
         CheckpointError: There is no checkpoint, all are damaged, or it is of a model that can't be built from
             a file.
     """
+    if str(where).startswith(RELEASED_PREFIX):
+        return _load_released_model(str(where).removeprefix(RELEASED_PREFIX))
     damaged = None
     for checkpoint in find_checkpoints(str(where), newest=newest):
         try:
@@ -116,6 +123,29 @@ def load_model(where: str | Path, say: LogFn = _warned, *, newest: bool = False)
             say(f"warning: the checkpoint of step {checkpoint.manifest.step} is not used: {error}")
     assert damaged is not None
     raise damaged
+
+
+def _load_released_model(where: str) -> LoadedModel:
+    """Read a released decoder with its tokenizer, on one device and in float32."""
+    from ...adapters.huggingface import config_from
+    from ...adapters.huggingface.hub import find_model
+    from ...adapters.huggingface.loader import load
+
+    model = find_model(where)
+    config = config_from(model.folder)
+    if not isinstance(config, DecoderConfig):
+        raise RecipeError(
+            f"{RELEASED_PREFIX}{where} is a vision transformer; a run that begins with it is loaded by its folder"
+        )
+    task = DecoderTask(model=config)
+    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    params, state = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        jax.eval_shape(task.init, jax.random.key(0)),
+    )
+    params, state = load(model.folder, task, params, state)
+    tokenizer = PretrainedTokenizer(path=str(model.folder)).load().add_generation_config(model.folder)
+    return LoadedModel(f"{RELEASED_PREFIX}{model.where}", task, params, state, tokenizer)
 
 
 def read_model(checkpoint: Checkpoint) -> LoadedModel:

@@ -1,15 +1,17 @@
 """Text generation with a trained model: any task that generates, with its tokenizer."""
 
-import datetime
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ...core import Task
 from ...core.errors import RecipeError
 from ...data.text.tokenizer import Tokenizer
+from ...generate import GenerationEngine, GenerationRequest, Sampling, encode_prompt
+
+LENGTH_MULTIPLE = 64
+"""Positions to a multiple of which a row is rounded up."""
 
 
 def _whole(leaf: jax.Array) -> np.ndarray:
@@ -35,6 +37,44 @@ class TextModel(NamedTuple):
     tokenizer: Tokenizer | None
 
 
+def check_generates(model: TextModel) -> Tokenizer:
+    """Return the tokenizer of a model that generates text.
+
+    Raises:
+        RecipeError: The task does not generate, or there is no tokenizer.
+    """
+    task, tokenizer = model.task, model.tokenizer
+    if not task.generates or tokenizer is None:
+        lacks = "has no tokenizer" if task.generates else "does not generate"
+        raise RecipeError(f"{type(task).__name__} {lacks}; a text model with its tokenizer continues a text")
+    return tokenizer
+
+
+def create_engine(
+    model: TextModel, *, rows: int = 8, length: int | None = None, at_least: int = 0, dtype: str = "float32"
+) -> GenerationEngine:
+    """Create an engine that generates with a model, on one device.
+
+    Args:
+        rows, length: See `GenerationEngine`.
+        at_least: In place of `length`: a row has this many positions, rounded up so that prompts of similar length
+            share programs, unless the model is for fewer.
+        dtype: Dtype of activations and caches.
+
+    Raises:
+        RecipeError: The task does not generate, or there is no tokenizer; or a setting is out of range.
+    """
+    tokenizer = check_generates(model)
+    task, params, state, _ = model
+    # On one device, however it was trained. By way of the host, since moving an array to a device that it is on
+    # already would leave the training mesh in its type.
+    params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf), jax.local_devices()[0]), (params, state))
+    incremental = task.incremental_model(params, state, dtype)
+    if at_least:
+        length = min(-(-at_least // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, incremental.max_length)
+    return GenerationEngine(incremental, tokenizer, rows=rows, length=length)
+
+
 def generate_text(
     model: TextModel,
     prompt: str,
@@ -44,6 +84,7 @@ def generate_text(
     top_k: int = 50,
     seed: int = 0,
     chat: bool = False,
+    **settings: Any,
 ) -> str:
     """Generate a model's continuation of `prompt`, up to the end of the document, or of an answer.
 
@@ -53,44 +94,16 @@ def generate_text(
         top_k: Sample from this many likeliest tokens; 0: from all.
         seed: Seed of the sampling.
         chat: True to render the prompt as a user's message by the tokenizer's chat template, and return the answer.
+        settings: Further settings of `panax.generate.Sampling`, but `n`.
 
     Raises:
         RecipeError: The task does not generate, or there is no tokenizer or chat template; the prompt is empty or
             too long; a setting is out of range.
     """
-    task, params, state, tokenizer = model
-    if not task.generates or tokenizer is None:
-        lacks = "has no tokenizer" if task.generates else "does not generate"
-        raise RecipeError(f"{type(task).__name__} {lacks}; a text model with its tokenizer continues a text")
-    for name, value, minimum in (("tokens", tokens, 1), ("temperature", temperature, 0), ("top_k", top_k, 0)):
-        if value < minimum:
-            raise RecipeError(f"{name}={value}; expected {minimum} or more")
-    ids = [*tokenizer.start_of_document, *tokenizer.encode(prompt)]
-    if not ids or (chat and not prompt):
-        raise RecipeError("the prompt is empty; pass at least one character")
-    if chat:
-        ids = _encode_chat(tokenizer, prompt)
-    # On one device, however it was trained: a single row has nothing to be split over. By way of the host,
-    # since moving an array to a device that it is on already would leave the training mesh in its type.
-    params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf), jax.local_devices()[0]), (params, state))
-    rows = jnp.asarray([ids], jnp.int32)
-    new = task.generate(params, state, rows, tokens, jax.random.key(seed), temperature=temperature, top_k=top_k)
-    new = np.asarray(new)[0].tolist()
-    length = next((place for place, token in enumerate(new) if token in tokenizer.end_ids), len(new))
-    return tokenizer.decode(new[:length])
-
-
-def _encode_chat(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Return the ids of a conversation with one message of the user, and the beginning of an answer."""
-    from ...data.chats.template import ChatTemplate, RenderError
-
-    source = tokenizer.chat_templates.get("default")
-    if source is None:
-        raise RecipeError("the tokenizer has no chat template, which chat=True applies; remove it")
-    today = datetime.date.today().isoformat()
-    template = ChatTemplate(source, name="the tokenizer", tokens=tokenizer.role_tokens, date=today)
-    try:
-        text = template.render([{"role": "user", "content": prompt}], add_generation_prompt=True)
-    except RenderError as error:
-        raise RecipeError(f"the chat template fails on the prompt: {error}") from error
-    return tokenizer.encode_rendered([text])[0].ids
+    sampling = Sampling(tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, **settings)
+    if sampling.n > 1:
+        raise RecipeError(f"n={sampling.n}; this returns one text: use panax.generate.GenerationEngine for several")
+    ids = encode_prompt(check_generates(model), prompt, chat=chat)
+    engine = create_engine(model, rows=1, at_least=len(ids) + tokens)
+    [completion] = engine.generate([GenerationRequest(tuple(ids), sampling)])
+    return completion.text

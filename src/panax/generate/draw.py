@@ -1,0 +1,113 @@
+"""Drawing of tokens from logits, each row by its own settings."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from .sampling import MAX_TOP_LOG_PROBABILITIES
+
+
+class RowSettings(NamedTuple):
+    """The numbers of `Sampling`, for each row.
+
+    Attributes:
+        drawn_before: Number of tokens that the row has drawn before.
+    """
+
+    temperature: Float[Array, " rows"]
+    top_k: Int[Array, " rows"]
+    top_p: Float[Array, " rows"]
+    min_p: Float[Array, " rows"]
+    repetition: Float[Array, " rows"]
+    presence: Float[Array, " rows"]
+    frequency: Float[Array, " rows"]
+    seed: UInt32[Array, " rows"]
+    drawn_before: Int[Array, " rows"]
+
+
+class RowHistory(NamedTuple):
+    """Tokens on which the penalties of a row depend, and its bias."""
+
+    in_prompt: Bool[Array, "rows vocab"]
+    counts: Int[Array, "rows vocab"]
+    bias: Float[Array, "rows vocab"]
+
+
+class DrawnTokens(NamedTuple):
+    """A token for each row, with log-probabilities as in `GeneratedToken`."""
+
+    token: Int[Array, " rows"]
+    log_probability: Float[Array, " rows"]
+    sampling_log_probability: Float[Array, " rows"]
+    top_tokens: Int[Array, "rows top"]
+    top_log_probabilities: Float[Array, "rows top"]
+
+
+def draw_tokens(
+    logits: Float[Array, "rows vocab"], settings: RowSettings, history: RowHistory, *, wants_top: Bool[Array, ""]
+) -> DrawnTokens:
+    """Draw a token for each row; its bits depend on the row's own logits, settings and history alone.
+
+    Args:
+        wants_top: Compute the most likely tokens; otherwise they are zeros.
+    """
+    processed = filter_logits(penalize_logits(logits, settings, history), settings)
+    drawn = jax.vmap(_draw)(processed, settings)
+    token = jnp.where(settings.temperature > 0.0, drawn, jnp.argmax(processed, axis=-1)).astype(jnp.int32)
+    log_probabilities = jax.nn.log_softmax(logits, axis=-1)
+    sampled = jnp.where(settings.temperature > 0.0, _at(jax.nn.log_softmax(processed, axis=-1), token), 0.0)
+    count = min(MAX_TOP_LOG_PROBABILITIES, logits.shape[-1])
+    no_top = jnp.zeros((logits.shape[0], count), logits.dtype), jnp.zeros((logits.shape[0], count), jnp.int32)
+    values, tokens = jax.lax.cond(wants_top, lambda: tuple(jax.lax.top_k(log_probabilities, count)), lambda: no_top)
+    return DrawnTokens(token, _at(log_probabilities, token), sampled, tokens, values)
+
+
+def penalize_logits(
+    logits: Float[Array, "rows vocab"], settings: RowSettings, history: RowHistory
+) -> Float[Array, "rows vocab"]:
+    """Apply bias and penalties."""
+    logits = logits + history.bias
+    occurs = history.in_prompt | (history.counts > 0)
+    repetition = settings.repetition[:, None]
+    logits = jnp.where(occurs, jnp.where(logits > 0, logits / repetition, logits * repetition), logits)
+    counts = history.counts.astype(jnp.float32)
+    return logits - settings.presence[:, None] * jnp.minimum(counts, 1.0) - settings.frequency[:, None] * counts
+
+
+def filter_logits(logits: Float[Array, "rows vocab"], settings: RowSettings) -> Float[Array, "rows vocab"]:
+    """Divide by the temperature, and set the logits of excluded tokens to -inf.
+
+    Tokens with a logit equal to the last included one's are included too.
+    """
+    temperature = settings.temperature[:, None]
+    logits = logits / jnp.where(temperature > 0.0, temperature, 1.0)
+    by_rank = (settings.top_k > 0) | (settings.top_p < 1.0)
+    # Sorting a vocabulary takes longer than a small model: only if a row asks for it.
+    logits = jax.lax.cond(by_rank.any(), lambda: _filter_by_rank(logits, settings), lambda: logits)
+    # log(0) excludes none.
+    threshold = logits.max(axis=-1, keepdims=True) + jnp.log(settings.min_p)[:, None]
+    return jnp.where(logits < threshold, -jnp.inf, logits)
+
+
+def _filter_by_rank(logits: jax.Array, settings: RowSettings) -> jax.Array:
+    vocab = logits.shape[-1]
+    descending = -jnp.sort(-logits, axis=-1)
+    k = jnp.where(settings.top_k > 0, jnp.minimum(settings.top_k, vocab), vocab)[:, None]
+    rank = jnp.arange(vocab)[None]
+    probabilities = jax.nn.softmax(jnp.where(rank < k, descending, -jnp.inf), axis=-1)
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    # The most likely token is always included.
+    included = (rank < k) & ((before < settings.top_p[:, None]) | (settings.top_p[:, None] >= 1.0)) | (rank == 0)
+    last = jnp.take_along_axis(descending, included.sum(axis=-1, keepdims=True) - 1, axis=-1)
+    return jnp.where(logits < last, -jnp.inf, logits)
+
+
+def _draw(logits: jax.Array, settings: RowSettings) -> jax.Array:
+    key = jax.random.fold_in(jax.random.key(settings.seed), settings.drawn_before)
+    return jax.random.categorical(key, logits)
+
+
+def _at(values: jax.Array, token: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(values, token[:, None], axis=-1)[:, 0]

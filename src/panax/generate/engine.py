@@ -1,0 +1,325 @@
+"""`GenerationEngine`: many requests at once through one model, each in a row of fixed caches.
+
+A request waits until a row is free, keeps it until its answer ends, and is never interrupted. In each round, one chunk
+of a prompt is run, and one token of every row with a complete prompt (continuous batching, Orca, OSDI 2022).
+"""
+
+import collections
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core.errors import DataError, RecipeError
+from ..core.protocols import IncrementalModel
+from ..data.text.tokenizer import Tokenizer
+from .draw import DrawnTokens, RowSettings
+from .programs import (
+    EngineState,
+    NextTokens,
+    PromptChunk,
+    copy_row,
+    empty_state,
+    run_decode_step,
+    run_prompt_chunk,
+)
+from .requests import Completion, FinishReason, GeneratedToken, GenerationRequest, StreamEvent
+from .rows import PendingAnswer, EngineRow, choose_rows
+from .sampling import Sampling
+from .text import AnswerText
+
+DEFAULT_LENGTH = 2048
+"""Positions of a row unless set, if the model has more."""
+
+
+class GenerationEngine:
+    """Continues prompts with a model; all programs are compiled when it is created.
+
+    Results don't depend on other requests, on their order or on the rows they get: seeds belong to requests.
+    """
+
+    def __init__(
+        self,
+        model: IncrementalModel,
+        tokenizer: Tokenizer | None = None,
+        *,
+        rows: int = 8,
+        length: int | None = None,
+        chunk: int = 64,
+    ):
+        """Reserve the caches, and compile the programs.
+
+        Args:
+            model: See `Task.incremental_model`.
+            tokenizer: For texts, stop texts and end tokens; without it, answers are tokens and end by their length.
+            rows: Number of answers that are generated at the same time.
+            length: Maximum positions of prompt and answer together; by default those of the model, at most 2048.
+            chunk: Number of prompt tokens that are run at once.
+
+        Raises:
+            RecipeError: A setting is out of range, or a layer of the model can't be run incrementally.
+        """
+        length = min(model.max_length, DEFAULT_LENGTH) if length is None else length
+        for name, value in (("rows", rows), ("length", length), ("chunk", chunk)):
+            if value < 1:
+                raise RecipeError(f"{name}={value}; expected 1 or more")
+        if length > model.max_length:
+            raise RecipeError(f"length={length}; the model is for at most {model.max_length} positions")
+        self._model, self._tokenizer = model, tokenizer
+        self._limit, self._chunk = length, min(chunk, length)
+        # Whole chunks, so that the padding after a prompt has room.
+        self._length = -(-length // self._chunk) * self._chunk
+        self._rows = [EngineRow() for _ in range(rows)]
+        self._state: EngineState | None = None
+        self._is_busy = False
+        self._admitted = itertools.count()
+        self._compile()
+
+    def check(self, request: GenerationRequest) -> None:
+        """Check that the engine can answer a request.
+
+        Raises:
+            DataError: The prompt is empty, or has a token outside of the vocabulary.
+            RecipeError: Prompt and answer are longer than a row, or a setting needs a tokenizer or another token.
+        """
+        prompt, sampling, vocab = request.prompt, request.sampling, self._model.vocab_size
+        if not prompt:
+            raise DataError("the prompt has no token; pass at least one to continue")
+        if bad := [token for token in prompt if not 0 <= token < vocab]:
+            raise DataError(
+                f"the prompt holds the token {bad[0]}; the model has tokens 0 to {vocab - 1}: encode it with the model's "
+                f"own tokenizer"
+            )
+        if len(prompt) + sampling.tokens > self._limit:
+            raise RecipeError(
+                f"{len(prompt)} prompt tokens and {sampling.tokens} new ones are {len(prompt) + sampling.tokens}; this engine "
+                f"has {self._limit} positions for both (the model is for at most {self._model.max_length}): shorten the prompt, "
+                f"or ask for fewer"
+            )
+        if sampling.stop and self._tokenizer is None:
+            raise RecipeError("stop texts need a tokenizer; pass one to the engine, or use stop_ids")
+        if bad := [token for token in [*sampling.bias, *sampling.stop_ids] if not 0 <= token < vocab]:
+            raise RecipeError(f"bias or stop_ids name the token {bad[0]}; the model has tokens 0 to {vocab - 1}")
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
+        """PendingAnswer requests; the completions are in their order, `n` for each.
+
+        Raises:
+            DataError, RecipeError: As `check`.
+        """
+        done = [event.completion for event in self.stream(requests) if event.completion is not None]
+        return sorted(done, key=lambda each: (each.number, each.sample))
+
+    def stream(self, requests: Iterable[GenerationRequest]) -> Iterator[StreamEvent]:
+        """PendingAnswer requests, and yield each token as soon as it is drawn.
+
+        Requests are read as rows become free, so there may be any number of them. Closing the iterator ends those in
+        progress.
+
+        Raises:
+            DataError, RecipeError: As `check`; or another stream of this engine is still open.
+        """
+        if self._is_busy:
+            raise RecipeError("the engine is in use by another stream; read that to its end or close it first")
+        self._is_busy = True
+        if self._state is None:
+            self._state = empty_state(self._model, len(self._rows), self._length)
+        try:
+            yield from self._run(self._answers(requests))
+        except GeneratorExit:
+            raise
+        except BaseException:
+            # A program may have been interrupted, and its arrays are lost.
+            self._state = None
+            raise
+        finally:
+            for row in self._rows:
+                row.answer = None
+                row.prefix = row.prefix if self._state is not None else ()
+            self._is_busy = False
+
+    def _run(self, waiting: Iterator[PendingAnswer]) -> Iterator[StreamEvent]:
+        order: collections.deque[int] = collections.deque()
+        following = next(waiting, None)
+        while following is not None or any(row.answer for row in self._rows):
+            while following is not None and (index := self._admit(following)) is not None:
+                order.append(index)
+                following = next(waiting, None)
+            if order:
+                yield from self._run_prompt(order[0])
+                answer = self._rows[order[0]].answer
+                if answer is None or not answer.is_prefilling:
+                    order.popleft()
+            yield from self._run_rows()
+
+    def _answers(self, requests: Iterable[GenerationRequest]) -> Iterator[PendingAnswer]:
+        for number, request in enumerate(requests):
+            self.check(request)
+            in_prompt = np.zeros(self._model.vocab_size, bool)
+            in_prompt[list(request.prompt)] = True
+            bias = np.zeros(self._model.vocab_size, np.float32)
+            for token, value in request.sampling.bias.items():
+                bias[token] = value
+            of_request = jnp.asarray(in_prompt), jnp.asarray(bias)
+            for sample in range(request.sampling.n):
+                text = None if self._tokenizer is None else AnswerText(self._tokenizer, request.sampling.stop)
+                yield PendingAnswer(number, sample, request, text, *of_request)
+
+    def _admit(self, answer: PendingAnswer) -> int | None:
+        """Reserve a row for an answer; return its index, None if no row is free."""
+        shares = self._model.shares_prefixes and not answer.request.sampling.prompt_log_probabilities
+        chosen = choose_rows(self._rows, answer.request.prompt, self._chunk, shares=shares)
+        if chosen is None:
+            return None
+        index, source, length = chosen
+        if length and source != index:
+            assert self._state is not None
+            self._state = copy_row(self._state, jnp.int32(source), jnp.int32(index))
+        answer.filled = answer.reused = length
+        self._rows[index] = EngineRow(answer, answer.request.prompt[:length])
+        return index
+
+    def _run_prompt(self, index: int) -> Iterator[StreamEvent]:
+        row = self._rows[index]
+        answer = row.answer
+        assert answer is not None and self._state is not None
+        prompt, sampling, start = answer.request.prompt, answer.request.sampling, answer.filled
+        part, following = prompt[start : start + self._chunk], prompt[start + 1 : start + 1 + self._chunk]
+        chunk = PromptChunk(
+            self._pad(part),
+            self._pad(following),
+            _host(index, np.int32),
+            _host(start, np.int32),
+            _host(len(part), np.int32),
+            answer.in_prompt,
+            answer.bias,
+            _host(sampling.prompt_log_probabilities, bool),
+            _host(sampling.top_log_probabilities > 0, bool),
+        )
+        self._state, drawn, scores = run_prompt_chunk(self._model, self._state, chunk, _settings([answer]))
+        answer.filled += len(part)
+        if len(part) == self._chunk:
+            row.prefix = prompt[: answer.filled]
+        if sampling.prompt_log_probabilities:
+            answer.prompt_scores += np.asarray(scores)[: len(following)].tolist()
+        if not answer.is_prefilling:
+            yield self._accept(row, jax.device_get(drawn), 0)
+
+    def _run_rows(self) -> Iterator[StreamEvent]:
+        answers = [row.answer if row.answer is not None and row.answer.tokens else None for row in self._rows]
+        if not any(answers):
+            return
+        assert self._state is not None
+        starts = [each.position if each else _next_position(row) for each, row in zip(answers, self._rows)]
+        inputs = NextTokens(
+            _host([each.tokens[-1].token if each else 0 for each in answers], np.int32),
+            _host(starts, np.int32),
+            _host([each is not None for each in answers], bool),
+            _host(any(each.request.sampling.top_log_probabilities for each in answers if each), bool),
+        )
+        self._state, drawn = run_decode_step(self._model, self._state, inputs, _settings(answers))
+        drawn = jax.device_get(drawn)
+        for index, (answer, row) in enumerate(zip(answers, self._rows, strict=True)):
+            if answer is not None:
+                yield self._accept(row, drawn, index)
+
+    def _accept(self, row: EngineRow, drawn: DrawnTokens, index: int) -> StreamEvent:
+        """Add a drawn token to a row's answer, and free the row if the answer ends."""
+        answer = row.answer
+        assert answer is not None
+        sampling, token = answer.request.sampling, _generated(drawn, index, answer.request.sampling)
+        is_end = self._tokenizer is not None and not sampling.ignore_end and token.token in self._tokenizer.end_ids
+        finish: FinishReason | None = None
+        text = ""
+        if is_end or token.token in sampling.stop_ids:
+            finish = "end" if is_end else "stop"
+        else:
+            answer.tokens.append(token)
+            text = "" if answer.text is None else answer.text.add(token.token)
+            if answer.text is not None and answer.text.is_stopped:
+                finish = "stop"
+            elif len(answer.tokens) == sampling.tokens:
+                finish = "length"
+        if finish is None:
+            return StreamEvent(answer.number, answer.sample, token, text)
+        if answer.text is not None:
+            text += answer.text.finish()
+            finish = "stop" if answer.text.is_stopped else finish
+        row.answer = None
+        completion = Completion(
+            answer.number,
+            answer.sample,
+            tuple(answer.tokens),
+            "" if answer.text is None else answer.text.text,
+            finish,
+            tuple(answer.prompt_scores),
+            answer.reused,
+        )
+        return StreamEvent(answer.number, answer.sample, token, text, completion)
+
+    def _pad(self, tokens: Sequence[int]) -> Any:
+        return _host([*tokens, *[0] * (self._chunk - len(tokens))], np.int32)
+
+    def _compile(self) -> None:
+        """Compile all programs by running them on a row without a request."""
+        self._state = empty_state(self._model, len(self._rows), self._length)
+        vocab = self._model.vocab_size
+        nothing = PendingAnswer(
+            0, 0, GenerationRequest((0,)), None, jnp.zeros(vocab, bool), jnp.zeros(vocab, jnp.float32)
+        )
+        self._rows[0].answer = nothing
+        for _ in self._run_prompt(0):
+            pass
+        self._rows[0].answer = nothing
+        nothing.tokens = [GeneratedToken(0, 0.0, 0.0)]
+        for _ in self._run_rows():
+            pass
+        if self._model.shares_prefixes and len(self._rows) > 1:
+            assert self._state is not None
+            self._state = copy_row(self._state, jnp.int32(0), jnp.int32(1))
+        self._rows = [EngineRow() for _ in self._rows]
+
+
+def _next_position(row: EngineRow) -> int:
+    """Return the position to which a row without a token writes: one that a prompt will overwrite before anything
+    attends to it."""
+    return len(row.prefix) if row.answer is None else row.answer.filled
+
+
+def _host(value: Any, dtype: Any) -> Any:
+    """Return an array on the host, which a program takes with its other arguments in one transfer."""
+    return np.array(value, dtype)
+
+
+def _settings(answers: Sequence[PendingAnswer | None]) -> RowSettings:
+    """Return the settings of the rows; those of rows without an answer have no effect."""
+    sampling = [Sampling(temperature=0.0) if each is None else each.request.sampling for each in answers]
+
+    def column(name: str, dtype: Any) -> Any:
+        return _host([getattr(each, name) for each in sampling], dtype)
+
+    return RowSettings(
+        column("temperature", np.float32),
+        column("top_k", np.int32),
+        column("top_p", np.float32),
+        column("min_p", np.float32),
+        column("repetition_penalty", np.float32),
+        column("presence_penalty", np.float32),
+        column("frequency_penalty", np.float32),
+        _host([each.seed + (of.sample if of else 0) for each, of in zip(sampling, answers, strict=True)], np.uint32),
+        _host([len(of.tokens) if of else 0 for of in answers], np.int32),
+    )
+
+
+def _generated(drawn: DrawnTokens, row: int, sampling: Sampling) -> GeneratedToken:
+    count = sampling.top_log_probabilities
+    top = zip(drawn.top_tokens[row, :count].tolist(), drawn.top_log_probabilities[row, :count].tolist())
+    return GeneratedToken(
+        int(drawn.token[row]),
+        float(drawn.log_probability[row]),
+        float(drawn.sampling_log_probability[row]),
+        tuple(top),
+    )

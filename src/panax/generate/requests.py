@@ -1,0 +1,83 @@
+"""Inputs and results of an engine: requests, tokens, completions."""
+
+import dataclasses
+from typing import Literal
+
+from .sampling import Sampling
+
+FinishReason = Literal["end", "stop", "length"]
+"""Why an answer ended: an end token, a stop token or text, or the maximum number of tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationRequest:
+    """A prompt to continue.
+
+    Attributes:
+        prompt: Token ids, at least one.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratedToken:
+    """A drawn token.
+
+    Attributes:
+        log_probability: By the model, before any setting of `Sampling` applies.
+        sampling_log_probability: Under the distribution that it was drawn from; 0 at temperature 0.
+        top: The most likely tokens with their log-probabilities by the model, as many as requested.
+    """
+
+    token: int
+    log_probability: float
+    sampling_log_probability: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """An answer.
+
+    Attributes:
+        number: Index of its request, in the order in which they were passed.
+        sample: Index among the request's `n` answers.
+        tokens: The tokens of the answer, without the one that ended it. If a stop text ended it, its last token may
+            reach into that text, which `text` does not.
+        text: The answer's text; empty without a tokenizer.
+        prompt_log_probabilities: Of each prompt token after the first, if requested.
+        reused: Number of prompt positions that were copied from another request with the same beginning.
+    """
+
+    number: int
+    sample: int
+    tokens: tuple[GeneratedToken, ...]
+    text: str
+    finish: FinishReason
+    prompt_log_probabilities: tuple[float, ...] = ()
+    reused: int = 0
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(each.token for each in self.tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamEvent:
+    """Progress of one answer.
+
+    Attributes:
+        number: Index of its request.
+        sample: Index among the request's answers.
+        token: The new token; None in an event that only ends the answer.
+        text: Text that is new and final: a beginning of a stop text is held back until it is known not to be one.
+        completion: The whole answer, in its last event.
+    """
+
+    number: int
+    sample: int
+    token: GeneratedToken | None
+    text: str
+    completion: Completion | None = None

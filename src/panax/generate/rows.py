@@ -1,0 +1,93 @@
+"""The rows of an engine: which request each holds, and which row's cache a new request can use."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+
+from .requests import GeneratedToken, GenerationRequest
+from .text import AnswerText
+
+
+@dataclasses.dataclass
+class PendingAnswer:
+    """An answer in progress.
+
+    Attributes:
+        number: Index of its request.
+        sample: Index among the request's answers.
+        text: None without a tokenizer.
+        filled: Number of prompt positions in the cache.
+        prompt_scores: Log-probabilities of the prompt's tokens after the first, as far as they are computed.
+        reused: Number of prompt positions that were copied.
+        in_prompt: True for each token that is in the prompt.
+        bias: The request's bias of each token.
+    """
+
+    number: int
+    sample: int
+    request: GenerationRequest
+    text: AnswerText | None
+    in_prompt: jax.Array
+    bias: jax.Array
+    filled: int = 0
+    tokens: list[GeneratedToken] = dataclasses.field(default_factory=list)
+    prompt_scores: list[float] = dataclasses.field(default_factory=list)
+    reused: int = 0
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.filled < len(self.request.prompt)
+
+    @property
+    def position(self) -> int:
+        """Position of the last token, which is not in the cache yet."""
+        return len(self.request.prompt) + len(self.tokens) - 1
+
+
+@dataclasses.dataclass
+class EngineRow:
+    """A row of the caches.
+
+    Attributes:
+        answer: None for a free row.
+        prefix: Tokens of the positions that were filled by whole chunks of a prompt; they remain after the request.
+    """
+
+    answer: PendingAnswer | None = None
+    prefix: tuple[int, ...] = ()
+
+
+def choose_rows(
+    rows: Sequence[EngineRow], prompt: Sequence[int], chunk: int, *, shares: bool
+) -> tuple[int, int, int] | None:
+    """Choose a free row for a prompt.
+
+    Args:
+        chunk: Size of a chunk; only whole ones are shared, so that a prompt is computed in the same chunks in any
+            case. The last token is always computed, since the answer's first token is drawn from it.
+        shares: True if rows with a common beginning may share it.
+
+    Returns:
+        The row, the row that holds the longest common beginning (it may be the same one), and its length, 0 without
+        any; None if no row is free.
+    """
+    free = [index for index, row in enumerate(rows) if row.answer is None]
+    if not free:
+        return None
+    lengths = [common_prefix(row.prefix, prompt[: len(prompt) - 1]) // chunk * chunk if shares else 0 for row in rows]
+    source = max(range(len(rows)), key=lambda index: (lengths[index], index in free, -index))
+    if lengths[source] and source in free:
+        return source, source, lengths[source]
+    # The free row with the least that others might share.
+    return min(free, key=lambda index: (len(rows[index].prefix), index)), source, lengths[source]
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the length of the common beginning.
+
+    >>> common_prefix((1, 2, 3), (1, 2, 4, 5))
+    2
+    """
+    limit = min(len(first), len(second))
+    return next((place for place in range(limit) if first[place] != second[place]), limit)

@@ -1,0 +1,90 @@
+"""The decoder as an `IncrementalModel`: its layers one by one, each with its own weights and cache.
+
+Training scans over stacked layers, which compiles each kind of layer once. A scan slices a layer's weights and cache
+out of their stacks, and on a CPU a slice is a copy: for one token, most of the time. Generation takes the stacks apart
+once, and its programs read and update each layer's arrays in place.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ...core.protocols import IncrementalModel
+from ...layers import Context
+from ...layers.block import Block
+from ...layers.stack import split_state_by_stack
+from .logits import compute_logits
+from .model import Decoder, layer_state
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class IncrementalDecoder(IncrementalModel):
+    """A decoder whose stacks are taken apart.
+
+    Attributes:
+        outer: The decoder without its layers.
+        layers: Each layer with its own arrays.
+        states: Each layer's part of the model state; None for layers without any.
+        dtype: Dtype of activations and caches.
+    """
+
+    outer: Decoder
+    layers: tuple[Block, ...]
+    states: tuple[Any, ...]
+    dtype: str = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def create(cls, model: Decoder, state: Mapping[str, Any], dtype: str) -> "IncrementalDecoder":
+        """Take a decoder's stacks apart.
+
+        Args:
+            state: The task's model state.
+        """
+        layers: list[Block] = []
+        states: list[Any] = []
+        for stack, stack_state in zip(model.stacks, split_state_by_stack(model.stacks, layer_state(state))):
+            places = stack.split_state(stack_state)
+            for repeat in range(stack.repeats):
+                for block, block_state in zip(stack.blocks, places):
+                    layer, layers_state = jax.tree.map(lambda leaf, at=repeat: leaf[at], (block, block_state))
+                    layers.append(layer)
+                    states.append(layers_state)
+        return cls(dataclasses.replace(model, stacks=()), tuple(layers), tuple(states), dtype)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.outer.config.vocab_size
+
+    @property
+    def max_length(self) -> int:
+        return self.outer.config.max_length
+
+    @property
+    def shares_prefixes(self) -> bool:
+        return all(layer.positional_cache for layer in self.layers)
+
+    def empty_cache(self, rows: int, length: int) -> tuple[Any, ...]:
+        return tuple(layer.empty_cache(rows, length, self.dtype) for layer in self.layers)
+
+    def extend(
+        self, tokens: Int[Array, "rows seq"], start: Int[Array, " rows"], count: Int[Array, " rows"], cache: Any
+    ) -> tuple[Float[Array, "rows seq width"], Any]:
+        place = jnp.arange(tokens.shape[1])[None]
+        # Positions that are ignored are clipped to those that the model has.
+        position = jnp.minimum(start[:, None] + place, self.max_length - 1)
+        context = Context(position, valid=place < count[:, None])
+        x = self.outer.embed(tokens, position, self.dtype)
+        caches = []
+        for layer, layer_cache, state in zip(self.layers, cache, self.states, strict=True):
+            x, new = layer.extend(x, context, layer_cache, start, state)
+            caches.append(new)
+        return self.outer.normalize(x), tuple(caches)
+
+    def logits(self, hidden: Float[Array, "*rows width"]) -> Float[Array, "*rows vocab"]:
+        flat = hidden.reshape(1, -1, hidden.shape[-1])
+        return compute_logits(self.outer, flat).reshape(*hidden.shape[:-1], -1)

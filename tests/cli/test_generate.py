@@ -1,0 +1,147 @@
+"""`panax generate`: a prompt, a file of prompts that is continued, and refusals."""
+
+import gzip
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from panax.cli.main import main
+from panax.generate import engine as engine_module
+
+FAST = ("--tokens", "4", "--rows", "2", "--length", "48")
+
+
+@pytest.fixture(scope="module")
+def six_steps(run_of) -> Path:
+    return run_of(6)
+
+
+@pytest.fixture
+def trained(six_steps, tmp_path, monkeypatch) -> Path:
+    shutil.copytree(six_steps, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PANAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def run(capsys, *arguments):
+    code = main(["generate", "runs/tiny", *arguments])
+    out = capsys.readouterr()
+    assert "Traceback" not in out.out + out.err
+    return code, out.out, out.err
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def write(path, *records):
+    Path(path).write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_a_prompt_is_continued_as_one_text_several_or_json(trained, capsys):
+    code, one, _ = run(capsys, "--prompt", "def ", "--tokens", "6", "--seed", "3")
+    assert code == 0 and one.startswith("def ") and one.endswith("\n")
+    code, out, _ = run(capsys, "--prompt", "def ", "--tokens", "6", "--seed", "3", "--n", "2", "--json")
+    answers = json.loads(out)["answers"]
+    # The first of several answers is the only one of one.
+    assert code == 0 and len(answers) == 2 and "def " + answers[0]["text"] == one.removesuffix("\n")
+    assert answers[0]["finish"] in ("end", "length") and answers[0]["tokens"] <= 6
+    code, out, _ = run(capsys, "--prompt", "def ", "--tokens", "6", "--seed", "3", "--n", "2")
+    assert code == 0 and out.startswith("1 of 2: def ") and "\n2 of 2: def " in out
+
+
+def test_a_file_is_answered_in_its_order_and_broken_lines_have_an_error(trained, capsys):
+    good = [{"prompt": "def "}, {"prompt": "import os"}, {"prompt": "x"}]
+    Path("prompts.jsonl").write_text(
+        "\n".join(map(json.dumps, good)) + '\n{"prompt": 3}\n{"prompt": ""}\n{broken\n'
+        + json.dumps({"prompt": "long " * 100}) + '\n{"messages": [{"role": "user", "content": "a"}]}\n{"prompt": "class"}\n'
+    )  # fmt: skip
+    code, out, err = run(capsys, "--prompts", "prompts.jsonl", *FAST)
+    assert code == 3 and "5 of 9 prompts have no answer" in err
+    assert "9 prompts are answered in prompts.jsonl.answers.jsonl" in out
+    answered = lines("prompts.jsonl.answers.jsonl")
+    assert [line["index"] for line in answered] == list(range(9))
+    assert [line.get("prompt") for line in answered[:3]] == ["def ", "import os", "x"]
+    assert ["answers" in line for line in answered] == [True, True, True, False, False, False, False, False, True]
+    errors = [line.get("error", "") for line in answered]
+    assert "prompts.jsonl, line 4: no prompt; expected" in errors[3] and "the prompt is empty" in errors[4]
+    assert (
+        "broken JSON" in errors[5] and "this engine has 48 positions" in errors[6] and "no chat template" in errors[7]
+    )
+
+
+def test_an_interrupted_file_is_continued_and_is_as_if_it_had_not_been(trained, capsys, monkeypatch):
+    write("prompts.jsonl", *({"prompt": f"def {number}"} for number in range(7)))
+    assert run(capsys, "--prompts", "prompts.jsonl", "--output", "whole.jsonl", *FAST)[0] == 0
+    real, calls = engine_module.run_decode_step, []
+
+    def interrupted(*arguments):
+        calls.append(None)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(engine_module, "run_decode_step", interrupted)
+    code = main(["generate", "runs/tiny", "--prompts", "prompts.jsonl", "--output", "part.jsonl", *FAST])
+    monkeypatch.undo()
+    monkeypatch.chdir(trained)
+    assert code == 130 and 0 < len(lines("part.jsonl")) < 7
+    with open("part.jsonl", "a") as file:
+        file.write('{"index": 99, "prom')  # cut off by a full disk
+    capsys.readouterr()
+    code, out, _ = run(capsys, "--prompts", "prompts.jsonl", "--output", "part.jsonl", *FAST)
+    assert code == 0 and "the others are appended" in out
+    assert Path("part.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
+    code, out, _ = run(capsys, "--prompts", "prompts.jsonl", "--output", "part.jsonl", *FAST)
+    assert code == 0 and "has the first 7 answers" in out
+    # Other settings, another file of prompts, a file of something else: nothing of it is lost.
+    for change, words in (
+        (("--seed", "1"), "written by another model or with other settings"),
+        (("--prompts", "others.jsonl"), "answers another prompt than that of index 0"),
+        (("--output", "prompts.jsonl"), "written by another model or with other settings"),
+    ):
+        write("others.jsonl", {"prompt": "other"})
+        before = Path("part.jsonl").read_bytes(), Path("prompts.jsonl").read_bytes()
+        arguments = ("--prompts", "prompts.jsonl", "--output", "part.jsonl", *FAST, *change)
+        code, _, err = run(capsys, *arguments)
+        assert code in (2, 3) and words in err
+        assert before == (Path("part.jsonl").read_bytes(), Path("prompts.jsonl").read_bytes())
+
+
+def test_prompts_may_be_compressed_or_parquet(trained, capsys):
+    with gzip.open("prompts.jsonl.gz", "wt") as file:
+        file.write('{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert run(capsys, "--prompts", "prompts.jsonl.gz", "--output", "one", *FAST)[0] == 0
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.Table.from_pylist([{"prompt": "a"}, {"prompt": "b"}]), "prompts.parquet")
+    assert run(capsys, "--prompts", "prompts.parquet", "--output", "two", *FAST)[0] == 0
+    assert Path("one").read_bytes() == Path("two").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "there is nothing to continue; pass --prompt TEXT, --prompts FILE, or --chat"),
+        (("--prompt", "a", "--prompts", "b"), 2, "--prompt and --prompts exclude each other"),
+        (("--prompt", "a", "--output", "b"), 2, "--output is the file for the answers to --prompts"),
+        (("--chat", "--json"), 2, "a conversation has one answer at a time"),
+        (("--prompts", "missing.jsonl"), 3, "missing.jsonl is not a file"),
+        (("--prompt", "a", "--top-p", "2"), 2, "top_p=2.0; expected a probability"),
+        (("--prompt", "a", "--n", "0"), 2, "n=0; expected 1 or more"),
+        (("--prompts", "prompts.jsonl", "--rows", "0"), 2, "rows=0; expected 1 or more"),
+        (("--prompts", "prompts.jsonl", "--length", "65"), 2, "length=65; the model is for at most 64"),
+        (("--chat",), 2, "the tokenizer has no chat template"),
+    ],
+)
+def test_what_can_not_be_done_is_refused(arguments, code, words, trained, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    write("prompts.jsonl", {"prompt": "a"})
+    found, _, err = run(capsys, *arguments)
+    assert found == code and words in " ".join(err.split())
