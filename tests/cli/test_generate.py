@@ -145,3 +145,28 @@ def test_what_can_not_be_done_is_refused(arguments, code, words, trained, capsys
     write("prompts.jsonl", {"prompt": "a"})
     found, _, err = run(capsys, *arguments)
     assert found == code and words in " ".join(err.split())
+
+
+def test_files_of_questions_are_scored(trained, capsys):
+    write("texts.jsonl", {"text": "import os"}, {"text": "def f(): pass"})
+    write("choices.jsonl", {"prompt": "def", "choices": [" f", "zzzz"], "answer": 0})
+    write("sums.jsonl", {"prompt": "1 + 1 =", "answer": "2"}, {"prompt": "long " * 100, "answer": "2"})
+    files = ("texts.jsonl", "choices.jsonl", "sums.jsonl")
+    arguments = ("evaluate", "runs/tiny", "--tasks", *files, "--tokens", "4", "--n", "2", "--samples", "samples.jsonl")
+    assert main([*arguments, "--temperature", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "texts.jsonl, 2 questions" in out and "bits_per_byte" in out and "95 %: " in out
+    assert "acc_norm" in out and "exact_match" in out and "pass@2" in out
+    assert "1 of 2 questions could not be asked, and no score counts them" in out
+    assert "2 answers were cut after 4 tokens" in out
+    samples = lines("samples.jsonl")
+    assert [sample["task"] for sample in samples] == [files[0]] * 2 + [files[1]] + [files[2]] * 2
+    assert "error" in samples[-1] and len(samples[-2]["answers"]) == 2
+    for change, words in (
+        (("--data", "a"), "--tasks and --data exclude each other"),
+        (("--pattern", "("), "is not a regular expression"),
+        (("--n", "0"), "n=0; expected 1"),
+    ):
+        assert main([*arguments, *change]) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
+    assert main(["evaluate", "runs/tiny", "--samples", "x"]) == 2

@@ -10,12 +10,18 @@ LAYOUTS = ({"context": 2, "tensor": 2}, {"stage": 2, "fsdp": 2})
 MORE = ({"fsdp": 2, "tensor": 2}, {"tensor": 4}, {"stage": 2, "tensor": 2}, {"replica": 2, "expert": 2})
 
 
-@pytest.mark.parametrize(
-    "layouts",
-    [pytest.param(LAYOUTS, marks=pytest.mark.full), pytest.param(MORE, marks=pytest.mark.slow)],
-    ids=["two", "four"],
-)
-@pytest.mark.parametrize("name", tiny.FEATURES)
+def cases() -> list:
+    """Each feature on one of the two layouts in `full`, and on all others in `slow`."""
+    result = []
+    for number, name in enumerate(tiny.FEATURES):
+        first = LAYOUTS[number % 2]
+        result.append(pytest.param(name, (first,), marks=pytest.mark.full, id=f"{name}-one"))
+        others = (LAYOUTS[(number + 1) % 2], *MORE)
+        result.append(pytest.param(name, others, marks=pytest.mark.slow, id=f"{name}-others"))
+    return result
+
+
+@pytest.mark.parametrize(("name", "layouts"), cases())
 def test_trains_like_one_device(name: str, layouts: tuple[dict[str, int], ...]) -> None:
     report = check_task(DecoderTask(model=tiny.FEATURES[name]), tiny.batch(rows=8), layouts=layouts)
     assert len(report.compared) == len(layouts), report.left_out

@@ -2,7 +2,7 @@
 
 import pytest
 
-from panax.generate.rows import PendingAnswer, EngineRow, choose_rows
+from panax.generate.rows import EngineRow, PendingAnswer, choose_rows
 from panax.generate.text import AnswerText
 
 

@@ -126,7 +126,15 @@ def of_the_definition(params: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["dense", *(pytest.param(name, marks=pytest.mark.full) for name in MODELS if name != "dense")]
+    "name",
+    [
+        "dense",
+        *(
+            pytest.param(name, marks=pytest.mark.full if name == "experts" else pytest.mark.slow)
+            for name in MODELS
+            if name != "dense"
+        ),
+    ],
 )
 def test_columns_have_norms_of_their_own(name: str) -> None:
     """The model as it is at first; then values and gradients of the definition, merged too."""
@@ -155,16 +163,30 @@ def test_columns_have_norms_of_their_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full if name == "dense" else pytest.mark.slow) for name in MODELS]
+    ("name", "lora"),
+    [
+        pytest.param(
+            name,
+            lora,
+            marks=pytest.mark.full if (name, kind) == ("dense", "norms") else pytest.mark.slow,
+            id=f"{kind}-{name}",
+        )
+        for name in MODELS
+        for kind, lora in (("sum", ADAPTER), ("norms", NORMED))
+    ],
 )
-@pytest.mark.parametrize("lora", [ADAPTER, NORMED], ids=["sum", "norms"])
 def test_trains_like_one_device(name: str, lora: LoRA) -> None:
     report = check_task(Begun(model=MODELS[name], adapter=lora), tiny.batch(rows=8), layouts=LAYOUTS)
     assert len(report.compared) == len(LAYOUTS), report.left_out
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("dora", [False, True], ids=["sum", "norms"])
+@pytest.mark.parametrize(
+    "dora",
+    [
+        pytest.param(False, marks=pytest.mark.full, id="sum"),
+        pytest.param(True, marks=pytest.mark.slow, id="norms"),
+    ],
+)
 def test_trains_like_one_device_in_4_bits(dora: bool) -> None:
     layouts = (
         {"fsdp": 2, "tensor": 2},

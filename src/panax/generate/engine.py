@@ -27,7 +27,7 @@ from .programs import (
     run_prompt_chunk,
 )
 from .requests import Completion, FinishReason, GeneratedToken, GenerationRequest, StreamEvent
-from .rows import PendingAnswer, EngineRow, choose_rows
+from .rows import EngineRow, PendingAnswer, choose_rows
 from .sampling import Sampling
 from .text import AnswerText
 
@@ -77,6 +77,11 @@ class GenerationEngine:
         self._is_busy = False
         self._admitted = itertools.count()
         self._compile()
+
+    @property
+    def limit(self) -> int:
+        """Maximum positions of prompt and answer together."""
+        return self._limit
 
     def check(self, request: GenerationRequest) -> None:
         """Check that the engine can answer a request.

@@ -1,15 +1,22 @@
-"""`panax evaluate`: losses and metrics of a trained model."""
+"""`panax evaluate`: losses and metrics of a trained model, and its scores on files of questions."""
 
 import argparse
+import json
+import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.text import Text
 
 from ...core.errors import RecipeError
+from ...generate import Sampling
+from ...generate.scoring import AnswerFormat, score_file
 from ...job.join import check_single_process
 from ...metrics.console import plain_console, wrap_line
 from ...run.folder.trained_model import load_model
 from ...run.reporting.evaluation import evaluate_loaded_model
+from ...run.reporting.generation import TextModel, check_generates, create_engine
+from ...system.replacement import replace_file
 from ..failures import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -18,6 +25,10 @@ from ..plugins import start_jax
 def evaluate(arguments: Sequence[str]) -> int:
     """Print losses and metrics of a checkpoint, on its run's held-out data or on other data."""
     options = parser().parse_args(arguments)
+    if options.tasks:
+        return _evaluate_tasks(options)
+    if options.samples:
+        raise RecipeError("--samples is the file for the answers to --tasks; pass that too, or remove it")
     check_single_process("panax evaluate")
     start_jax()
     trained = load_model(options.run, warn, newest=True)
@@ -44,12 +55,46 @@ def evaluate(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _evaluate_tasks(options: argparse.Namespace) -> int:
+    """Print a model's scores on files of questions."""
+    if options.data or options.batches is not None:
+        raise RecipeError("--tasks and --data exclude each other; pass one of them")
+    sampling = Sampling(tokens=options.tokens, temperature=options.temperature, n=options.n, seed=options.seed)
+    answers = AnswerFormat(options.pattern)
+    check_single_process("panax evaluate")
+    start_jax()
+    trained = load_model(options.run, warn, newest=True)
+    model = TextModel(trained.task, trained.params, trained.state, trained.tokenizer)
+    tokenizer = check_generates(model)
+    engine = create_engine(model, rows=options.rows, length=options.length)
+    print(f"checkpoint  {trained.url}")
+    lines: list[str] = []
+    for path in options.tasks:
+        result = score_file(engine, tokenizer, Path(path), sampling, chat=options.chat, answers=answers)
+        print(f"{path}, {len(result.samples)} questions")
+        for name, estimate in result.scores.items():
+            interval = "" if math.isnan(estimate.low) else f"  95 %: {estimate.low:.4g} to {estimate.high:.4g}"
+            print(f"  {name:16}  {estimate.value:.4g}{interval}")
+        if result.refused:
+            print(f"  {result.refused} of {len(result.samples)} questions could not be asked, and no score counts them")
+        if result.cut:
+            print(f"  {result.cut} answers were cut after {sampling.tokens} tokens (--tokens)")
+        lines += [json.dumps({"task": path, **sample}, ensure_ascii=False) for sample in result.samples]
+    if options.samples:
+        replace_file(Path(options.samples), "".join(f"{line}\n" for line in lines))
+        print(f"each answer is in {options.samples}")
+    return 0
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = Parser(
         prog="panax evaluate", description="Losses and metrics of a trained model, on its newest checkpoint."
     )
-    parser.add_argument("run", help="a run's folder (its newest checkpoint is used), or a checkpoint's own")
+    parser.add_argument(
+        "run",
+        help="a run's folder (its newest checkpoint is used), a checkpoint's own, or for --tasks hf:DIR or hf:ORG/NAME",
+    )
     parser.add_argument(
         "--data", nargs="+", metavar="PATH", help="files, folders or globs (default: the data held out by the run)"
     )
@@ -59,4 +104,23 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompt", metavar="FIELD", help="the field with the text before the answer")
     parser.add_argument("--answer", metavar="FIELD", help="the field with the text to learn")
     parser.add_argument("--batches", type=int, help="at most N batches (default: as in the run; for other data, all)")
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        metavar="FILE",
+        help="JSON lines of texts, of multiple choices, or of questions with answers",
+    )
+    parser.add_argument("--samples", metavar="FILE", help="write the answer and the scores of each question of --tasks")
+    parser.add_argument("--chat", action="store_true", help="ask each prompt of --tasks as a message")
+    parser.add_argument("--pattern", metavar="REGEX", help="the answer is its last match in the generated text")
+    parser.add_argument("--tokens", type=int, default=128, help="of a generated answer, at most (default: 128)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="of generated answers (default: 0, the likeliest)"
+    )
+    parser.add_argument("--n", type=int, default=1, help="answers to each question, for pass@k (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="of generated answers (default: 0)")
+    parser.add_argument("--rows", type=int, default=8, help="questions at the same time (default: 8)")
+    parser.add_argument(
+        "--length", type=int, help="positions of question and answer (default: the model's, at most 2048)"
+    )
     return parser
