@@ -7,7 +7,7 @@ from planned import WIDE, plan, walk
 from test_bytes import CASES, EIGHT, PIPED, SLOW
 
 from panax.mesh import Rules
-from panax.models import PRESETS
+from panax.models import PRESETS, count_parameters
 from panax.parallel import Pipeline
 
 BAND = 0.15
@@ -51,33 +51,34 @@ def test_an_updated_state_takes_the_old_ones_memory():
     assert walked.cost.memory == pytest.approx(found.memory.total, rel=BAND)
 
 
+# Gradients of the layers that EIGHT has and WIDE has not: float32, split over fsdp=8, whatever the context axis.
+GRADIENT_BYTES = (count_parameters(EIGHT) - count_parameters(WIDE)) * 4 // 8
+
+
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, reason="the compiled program for 8 devices takes 22 % more than a quarter of that for 2"
-)
 def test_activations_fall_as_the_context_axis_grows():
-    """A layer more takes half as much with each doubling of the axis, for rows of one length."""
+    """A layer more takes half as much beside its gradients with each doubling of the axis, for rows of one length."""
     taken = []
     for context in (2, 4, 8):
-        each = []
-        for model in (WIDE, EIGHT):
-            mesh = {"fsdp": 8, "context": context}
-            each.append(plan(f"h100x{8 * context}", mesh, 16, model=model, remat="none")[0].memory.temporaries)
-        taken.append(each[1] - each[0])
+        mesh = {"fsdp": 8, "context": context}
+        few, more = (
+            plan(f"h100x{8 * context}", mesh, 16, model=model, remat="none")[0].memory.temporaries
+            for model in (WIDE, EIGHT)
+        )
+        taken.append(more - few - GRADIENT_BYTES)
     assert taken == pytest.approx([taken[0], taken[0] / 2, taken[0] / 4], rel=BAND)
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="the estimate for 8 devices is 24 % above a quarter of that for 2")
 def test_so_does_the_estimate():
-    said = []
+    estimates = []
     for context in (2, 4, 8):
         mesh = {"fsdp": 8, "context": context}
         few, more = (
             walk(f"h100x{8 * context}", mesh, 16, model=model, remat="none").cost.temporaries for model in (WIDE, EIGHT)
         )
-        said.append(more - few)
-    assert said == pytest.approx([said[0], said[0] / 2, said[0] / 4], rel=BAND)
+        estimates.append(more - few - GRADIENT_BYTES)
+    assert estimates == pytest.approx([estimates[0], estimates[0] / 2, estimates[0] / 4], rel=BAND)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from panax.core.errors import DataError, RecipeError
 from panax.generate import GenerationEngine, GenerationRequest, Sampling
-from panax.layers import Context
+from panax.layers import Context, Latent, MoE
 from panax.models import DecoderConfig, DecoderTask, DeltaNetConfig, HybridConfig, compute_logits
 
 VOCAB, CHUNK, ROWS = 96, 8, 3
@@ -17,7 +17,11 @@ CONFIGS = {
     "windows": DecoderConfig(**SIZES, kv_heads=1, windows=(6, 0)),
     "mamba": HybridConfig(**SIZES, attention_layers=(1,)),
 }
-OTHERS = {"delta nets": DeltaNetConfig(**SIZES, attention_layers=(1,))}
+OTHERS = {
+    "delta nets": DeltaNetConfig(**SIZES, attention_layers=(1,)),
+    "experts": DecoderConfig(**SIZES, feed_forward=MoE(experts=4, active=2)),
+    "latent": DecoderConfig(**SIZES, latent=Latent(q_rank=0, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8)),
+}
 
 
 def build(name):
@@ -156,6 +160,29 @@ def test_a_stream_that_is_closed_frees_its_rows(models):
         next(engine.stream([]))
     stream.close()
     assert engine.generate([GenerationRequest(prompt(3), Sampling(tokens=2))])[0].finish == "length"
+
+
+def test_requests_can_be_added_and_dropped_while_others_run(models):
+    engine = models["windows"][1]
+    wanted = [each.tokens for each in engine.generate(requests())]
+    done = {}
+
+    def step():
+        done.update((event.number, event.completion.tokens) for event in engine.step() if event.completion is not None)
+
+    dropped = engine.submit(GenerationRequest(prompt(9), Sampling(tokens=40)))
+    numbers = [engine.submit(request) for request in requests()[:2]]
+    step()
+    with pytest.raises(RecipeError, match="the engine is in use"):
+        next(engine.stream([]))
+    step()
+    engine.cancel(dropped)
+    numbers += [engine.submit(request) for request in requests()[2:]]
+    while not engine.is_idle:
+        step()
+    assert [done[number] for number in numbers] == wanted and dropped not in done
+    engine.cancel_all()
+    assert engine.step() == []
 
 
 def test_an_engine_survives_an_error_in_its_requests(models):

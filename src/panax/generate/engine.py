@@ -5,7 +5,6 @@ of a prompt is run, and one token of every row with a complete prompt (continuou
 """
 
 import collections
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -75,7 +74,8 @@ class GenerationEngine:
         self._rows = [EngineRow() for _ in range(rows)]
         self._state: EngineState | None = None
         self._is_busy = False
-        self._admitted = itertools.count()
+        self._waiting: collections.deque[PendingAnswer] = collections.deque()
+        self._next_number = self._next_order = 0
         self._compile()
 
     @property
@@ -119,7 +119,7 @@ class GenerationEngine:
         return sorted(done, key=lambda each: (each.number, each.sample))
 
     def stream(self, requests: Iterable[GenerationRequest]) -> Iterator[StreamEvent]:
-        """PendingAnswer requests, and yield each token as soon as it is drawn.
+        """Answer requests, and yield each token as soon as it is drawn.
 
         Requests are read as rows become free, so there may be any number of them. Closing the iterator ends those in
         progress.
@@ -127,70 +127,99 @@ class GenerationEngine:
         Raises:
             DataError, RecipeError: As `check`; or another stream of this engine is still open.
         """
-        if self._is_busy:
+        if self._is_busy or not self.is_idle:
             raise RecipeError("the engine is in use by another stream; read that to its end or close it first")
         self._is_busy = True
+        try:
+            following = iter(requests)
+            has_more = True
+            while has_more or not self.is_idle:
+                while has_more and len(self._waiting) < len(self._rows):
+                    request = next(following, None)
+                    has_more = request is not None
+                    if request is not None:
+                        self.submit(request)
+                yield from self.step()
+        finally:
+            self.cancel_all()
+            self._is_busy = False
+
+    def submit(self, request: GenerationRequest) -> int:
+        """Add a request; `step` answers it. Returns the number by which events name it, from 0.
+
+        Raises:
+            DataError, RecipeError: As `check`.
+        """
+        self.check(request)
+        number, self._next_number = self._next_number, self._next_number + 1
+        in_prompt = np.zeros(self._model.vocab_size, bool)
+        in_prompt[list(request.prompt)] = True
+        bias = np.zeros(self._model.vocab_size, np.float32)
+        for token, value in request.sampling.bias.items():
+            bias[token] = value
+        of_request = jnp.asarray(in_prompt), jnp.asarray(bias)
+        for sample in range(request.sampling.n):
+            text = None if self._tokenizer is None else AnswerText(self._tokenizer, request.sampling.stop)
+            self._waiting.append(PendingAnswer(number, sample, request, text, *of_request))
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Drop a request; nothing happens if it is answered already."""
+        self._waiting = collections.deque(each for each in self._waiting if each.number != number)
+        for row in self._rows:
+            if row.answer is not None and row.answer.number == number:
+                row.answer = None
+
+    def cancel_all(self) -> None:
+        """Drop all requests, and number the next ones from 0."""
+        self._waiting.clear()
+        self._next_number = 0
+        for row in self._rows:
+            row.answer = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Return True if no request is waiting or in progress."""
+        return not self._waiting and not any(row.answer for row in self._rows)
+
+    def step(self) -> list[StreamEvent]:
+        """Run one chunk of a prompt and one token of every row with a complete prompt; return the new tokens."""
         if self._state is None:
             self._state = empty_state(self._model, len(self._rows), self._length)
         try:
-            yield from self._run(self._answers(requests))
-        except GeneratorExit:
-            raise
+            while self._waiting and self._admit(self._waiting[0]):
+                self._waiting.popleft()
+            prefilling = [row.answer for row in self._rows if row.answer is not None and row.answer.is_prefilling]
+            # The one that was admitted first.
+            events = self._run_prompt(min(prefilling, key=lambda answer: answer.order)) if prefilling else []
+            return [*events, *self._run_rows()]
         except BaseException:
-            # A program may have been interrupted, and its arrays are lost.
+            # A program may have been interrupted, and its arrays are lost, and so is what was in progress.
             self._state = None
-            raise
-        finally:
+            self.cancel_all()
             for row in self._rows:
-                row.answer = None
-                row.prefix = row.prefix if self._state is not None else ()
-            self._is_busy = False
+                row.prefix = ()
+            raise
 
-    def _run(self, waiting: Iterator[PendingAnswer]) -> Iterator[StreamEvent]:
-        order: collections.deque[int] = collections.deque()
-        following = next(waiting, None)
-        while following is not None or any(row.answer for row in self._rows):
-            while following is not None and (index := self._admit(following)) is not None:
-                order.append(index)
-                following = next(waiting, None)
-            if order:
-                yield from self._run_prompt(order[0])
-                answer = self._rows[order[0]].answer
-                if answer is None or not answer.is_prefilling:
-                    order.popleft()
-            yield from self._run_rows()
-
-    def _answers(self, requests: Iterable[GenerationRequest]) -> Iterator[PendingAnswer]:
-        for number, request in enumerate(requests):
-            self.check(request)
-            in_prompt = np.zeros(self._model.vocab_size, bool)
-            in_prompt[list(request.prompt)] = True
-            bias = np.zeros(self._model.vocab_size, np.float32)
-            for token, value in request.sampling.bias.items():
-                bias[token] = value
-            of_request = jnp.asarray(in_prompt), jnp.asarray(bias)
-            for sample in range(request.sampling.n):
-                text = None if self._tokenizer is None else AnswerText(self._tokenizer, request.sampling.stop)
-                yield PendingAnswer(number, sample, request, text, *of_request)
-
-    def _admit(self, answer: PendingAnswer) -> int | None:
-        """Reserve a row for an answer; return its index, None if no row is free."""
+    def _admit(self, answer: PendingAnswer) -> bool:
+        """Reserve a row for an answer; return False if no row is free."""
         shares = self._model.shares_prefixes and not answer.request.sampling.prompt_log_probabilities
         chosen = choose_rows(self._rows, answer.request.prompt, self._chunk, shares=shares)
         if chosen is None:
-            return None
+            return False
         index, source, length = chosen
         if length and source != index:
             assert self._state is not None
             self._state = copy_row(self._state, jnp.int32(source), jnp.int32(index))
         answer.filled = answer.reused = length
+        answer.order, self._next_order = self._next_order, self._next_order + 1
         self._rows[index] = EngineRow(answer, answer.request.prompt[:length])
-        return index
+        return True
 
-    def _run_prompt(self, index: int) -> Iterator[StreamEvent]:
+    def _run_prompt(self, answer: PendingAnswer) -> list[StreamEvent]:
+        index = next(index for index, row in enumerate(self._rows) if row.answer is answer)
         row = self._rows[index]
-        answer = row.answer
-        assert answer is not None and self._state is not None
+        assert self._state is not None
         prompt, sampling, start = answer.request.prompt, answer.request.sampling, answer.filled
         part, following = prompt[start : start + self._chunk], prompt[start + 1 : start + 1 + self._chunk]
         chunk = PromptChunk(
@@ -210,13 +239,12 @@ class GenerationEngine:
             row.prefix = prompt[: answer.filled]
         if sampling.prompt_log_probabilities:
             answer.prompt_scores += np.asarray(scores)[: len(following)].tolist()
-        if not answer.is_prefilling:
-            yield self._accept(row, jax.device_get(drawn), 0)
+        return [] if answer.is_prefilling else [self._accept(row, jax.device_get(drawn), 0)]
 
-    def _run_rows(self) -> Iterator[StreamEvent]:
+    def _run_rows(self) -> list[StreamEvent]:
         answers = [row.answer if row.answer is not None and row.answer.tokens else None for row in self._rows]
         if not any(answers):
-            return
+            return []
         assert self._state is not None
         starts = [each.position if each else _next_position(row) for each, row in zip(answers, self._rows)]
         inputs = NextTokens(
@@ -227,9 +255,11 @@ class GenerationEngine:
         )
         self._state, drawn = run_decode_step(self._model, self._state, inputs, _settings(answers))
         drawn = jax.device_get(drawn)
-        for index, (answer, row) in enumerate(zip(answers, self._rows, strict=True)):
-            if answer is not None:
-                yield self._accept(row, drawn, index)
+        return [
+            self._accept(row, drawn, index)
+            for index, (answer, row) in enumerate(zip(answers, self._rows, strict=True))
+            if answer is not None
+        ]
 
     def _accept(self, row: EngineRow, drawn: DrawnTokens, index: int) -> StreamEvent:
         """Add a drawn token to a row's answer, and free the row if the answer ends."""
@@ -276,12 +306,10 @@ class GenerationEngine:
             0, 0, GenerationRequest((0,)), None, jnp.zeros(vocab, bool), jnp.zeros(vocab, jnp.float32)
         )
         self._rows[0].answer = nothing
-        for _ in self._run_prompt(0):
-            pass
+        self._run_prompt(nothing)
         self._rows[0].answer = nothing
         nothing.tokens = [GeneratedToken(0, 0.0, 0.0)]
-        for _ in self._run_rows():
-            pass
+        self._run_rows()
         if self._model.shares_prefixes and len(self._rows) > 1:
             assert self._state is not None
             self._state = copy_row(self._state, jnp.int32(0), jnp.int32(1))

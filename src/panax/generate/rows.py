@@ -20,6 +20,7 @@ class PendingAnswer:
         filled: Number of prompt positions in the cache.
         prompt_scores: Log-probabilities of the prompt's tokens after the first, as far as they are computed.
         reused: Number of prompt positions that were copied.
+        order: Smaller for an answer that was admitted to a row earlier.
         in_prompt: True for each token that is in the prompt.
         bias: The request's bias of each token.
     """
@@ -34,6 +35,7 @@ class PendingAnswer:
     tokens: list[GeneratedToken] = dataclasses.field(default_factory=list)
     prompt_scores: list[float] = dataclasses.field(default_factory=list)
     reused: int = 0
+    order: int = 0
 
     @property
     def is_prefilling(self) -> bool:
