@@ -1,9 +1,14 @@
-"""`panax generate`: a prompt, a file of prompts that is continued, and refusals."""
+"""`panax generate`, `panax evaluate --tasks` and `panax serve`: results, continued files, and refusals."""
 
 import gzip
+import http.client
 import io
 import json
+import re
 import shutil
+import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -170,3 +175,50 @@ def test_files_of_questions_are_scored(trained, capsys):
         assert main([*arguments, *change]) == 2
         assert words in " ".join(capsys.readouterr().err.split())
     assert main(["evaluate", "runs/tiny", "--samples", "x"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--host", "0.0.0.0"), "--host 0.0.0.0 can be reached by others; pass --key-file"),
+        (("--host", "example.org"), "can be reached by others"),
+        (("--key-file", "missing"), "--key-file missing can't be read"),
+        (("--key-file", "empty"), "--key-file empty holds no key"),
+        (("--port", "99999"), "--port 99999; expected 1 to 65535"),
+        (("--port", "TAKEN"), "can't be listened on: "),
+    ],
+)
+def test_a_server_that_can_not_be_is_refused(arguments, words, trained, capsys):
+    Path("empty").write_text("\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        arguments = [str(taken.getsockname()[1]) if each == "TAKEN" else each for each in arguments]
+        assert main(["serve", "runs/tiny", *arguments]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_server_answers_until_it_is_interrupted(trained):
+    Path("key").write_text("secret\n")
+    command = [
+        sys.executable,
+        "-m",
+        "panax",
+        "serve",
+        "runs/tiny",
+        "--port",
+        "0",
+        "--length",
+        "48",
+        "--key-file",
+        "key",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        line = server.stdout.readline()
+        address = re.fullmatch(r"tiny is served at http://(127\.0\.0\.1:\d+)/v1 .*\n", line)[1]
+        connection = http.client.HTTPConnection(address, timeout=60)
+        body = json.dumps({"prompt": "def ", "max_tokens": 3})
+        connection.request("POST", "/v1/completions", body, {"Authorization": "Bearer secret"})
+        assert json.loads(connection.getresponse().read())["usage"]["completion_tokens"] <= 3
+        connection.close()
+        server.send_signal(signal.SIGINT)
+        out, err = server.communicate(timeout=30)
+    assert server.returncode == 130 and "Traceback" not in out + err

@@ -98,6 +98,9 @@ def check_log_probabilities(params, engine):
         if request.sampling.prompt_log_probabilities:
             scored = [logs[place, token] for place, token in enumerate(request.prompt[1:])]
             assert completion.prompt_log_probabilities == pytest.approx(scored, abs=2e-6)
+            likeliest = [each.top[0] for each in completion.prompt_tokens]
+            assert [token for token, _ in likeliest] == logs[:first].argmax(-1).tolist()
+            assert [value for _, value in likeliest] == pytest.approx(logs[:first].max(-1), abs=2e-6)
 
 
 def test_a_common_beginning_is_computed_once_and_changes_no_bit(models):

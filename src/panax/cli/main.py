@@ -46,6 +46,7 @@ usage: panax COMMAND ...
   find batch RECIPE      the largest micro-batch that fits; nothing is run
   data show RECIPE       data as the model sees it: the first batch, as text
   generate RUN           continue a text (--prompt TEXT) with a trained model
+  serve RUN              a server of OpenAI's interface for it
   evaluate RUN           its losses and metrics, on its held-out data
     [--data PATH...]       or on other data
   export RUN DIR         write a trained model in Hugging Face's layout
@@ -105,6 +106,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .commands.generate import generate
 
         return generate
+    if name == "serve":
+        from .commands.serve import serve
+
+        return serve
     if name == "evaluate":
         from .commands.evaluate import evaluate
 
@@ -144,7 +149,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 
 COMMANDS = (
     "train", "launch", "status", "logs", "stop", "cordon", "uncordon", "sweep", "find", "inspect", "check", "data", "generate",
-    "evaluate", "export", "checkpoint", "report", "simulate", "compare", "recipes",
+    "serve", "evaluate", "export", "checkpoint", "report", "simulate", "compare", "recipes",
 )  # fmt: skip
 
 JAX_FREE_COMMANDS = ("launch", "status", "logs", "stop", "cordon", "uncordon", "report", "simulate")

@@ -129,7 +129,7 @@ class GenerationEngine:
         """
         if self._is_busy or not self.is_idle:
             raise RecipeError("the engine is in use by another stream; read that to its end or close it first")
-        self._is_busy = True
+        self._is_busy, self._next_number = True, 0
         try:
             following = iter(requests)
             has_more = True
@@ -145,7 +145,8 @@ class GenerationEngine:
             self._is_busy = False
 
     def submit(self, request: GenerationRequest) -> int:
-        """Add a request; `step` answers it. Returns the number by which events name it, from 0.
+        """Add a request; `step` answers it. Returns the number by which events name it: one more than that of the request
+        before.
 
         Raises:
             DataError, RecipeError: As `check`.
@@ -171,9 +172,8 @@ class GenerationEngine:
                 row.answer = None
 
     def cancel_all(self) -> None:
-        """Drop all requests, and number the next ones from 0."""
+        """Drop all requests."""
         self._waiting.clear()
-        self._next_number = 0
         for row in self._rows:
             row.answer = None
 
@@ -238,7 +238,11 @@ class GenerationEngine:
         if len(part) == self._chunk:
             row.prefix = prompt[: answer.filled]
         if sampling.prompt_log_probabilities:
-            answer.prompt_scores += np.asarray(scores)[: len(following)].tolist()
+            scored = [values[: len(following)].tolist() for values in jax.device_get(scores)]
+            answer.prompt_scores += [
+                GeneratedToken(token, log_probability, 0.0, ((likeliest, best),))
+                for token, log_probability, likeliest, best in zip(following, *scored, strict=True)
+            ]
         return [] if answer.is_prefilling else [self._accept(row, jax.device_get(drawn), 0)]
 
     def _run_rows(self) -> list[StreamEvent]:

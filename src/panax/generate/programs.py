@@ -37,7 +37,7 @@ class PromptChunk(NamedTuple):
         size: Number of tokens, without padding.
         in_prompt: True for the tokens of the whole prompt.
         bias: The request's bias.
-        wants_scores: Compute the log-probabilities of `following`; otherwise they are zeros.
+        wants_scores: Score `following`; otherwise the scores are zeros.
         wants_top: Compute the most likely tokens.
     """
 
@@ -50,6 +50,14 @@ class PromptChunk(NamedTuple):
     bias: Float[Array, " vocab"]
     wants_scores: Bool[Array, ""]
     wants_top: Bool[Array, ""]
+
+
+class PromptScores(NamedTuple):
+    """Of each token of a chunk: the log-probability of the one after it, and the likeliest one with its own."""
+
+    log_probability: Float[Array, " chunk"]
+    likeliest: Int[Array, " chunk"]
+    likeliest_log_probability: Float[Array, " chunk"]
 
 
 class NextTokens(NamedTuple):
@@ -82,14 +90,14 @@ def empty_state(model: IncrementalModel, rows: int, length: int) -> EngineState:
 @functools.partial(jax.jit, donate_argnums=1)
 def run_prompt_chunk(
     model: IncrementalModel, state: EngineState, chunk: PromptChunk, settings: RowSettings
-) -> tuple[EngineState, DrawnTokens, Float[Array, " chunk"]]:
+) -> tuple[EngineState, DrawnTokens, PromptScores]:
     """Run a chunk of a prompt; draw the token after it, and score its tokens.
 
     Args:
         settings: Of this row, each with one element.
 
     Returns:
-        The state; a token, which is meaningful after the last chunk; the log-probabilities of `chunk.following`.
+        The state; a token, which is meaningful after the last chunk; the scores of `chunk.following`.
     """
     row = chunk.row
     cache = jax.tree.map(lambda leaf: _row_of(leaf, row), state.cache)
@@ -104,7 +112,7 @@ def run_prompt_chunk(
     scores = jax.lax.cond(
         chunk.wants_scores,
         lambda: _score(model, hidden[0], chunk.following),
-        lambda: jnp.zeros(chunk.tokens.shape, jnp.float32),
+        lambda: _no_scores(chunk.tokens.shape[0]),
     )
     state = jax.tree.map(lambda leaf, new: _with_row(leaf, new, row), state, EngineState(cache, history))
     return state, drawn, scores
@@ -129,10 +137,17 @@ def copy_row(state: EngineState, source: Int[Array, ""], target: Int[Array, ""])
     return state._replace(cache=cache)
 
 
-def _score(model: IncrementalModel, hidden: jax.Array, following: jax.Array) -> jax.Array:
-    def one(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
+def _no_scores(size: int) -> PromptScores:
+    zeros = jnp.zeros(size, jnp.float32)
+    return PromptScores(zeros, jnp.zeros(size, jnp.int32), zeros)
+
+
+def _score(model: IncrementalModel, hidden: jax.Array, following: jax.Array) -> PromptScores:
+    def one(pair: tuple[jax.Array, jax.Array]) -> PromptScores:
         position, token = pair
-        return jax.nn.log_softmax(model.logits(position[None])[0])[token]
+        log_probabilities = jax.nn.log_softmax(model.logits(position[None])[0])
+        likeliest = jnp.argmax(log_probabilities).astype(jnp.int32)
+        return PromptScores(log_probabilities[token], likeliest, log_probabilities[likeliest])
 
     return jax.lax.map(one, (hidden, following), batch_size=min(SCORED_AT_ONCE, hidden.shape[0]))
 

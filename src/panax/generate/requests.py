@@ -23,11 +23,11 @@ class GenerationRequest:
 
 @dataclasses.dataclass(frozen=True)
 class GeneratedToken:
-    """A drawn token.
+    """A drawn token, or a scored one.
 
     Attributes:
         log_probability: By the model, before any setting of `Sampling` applies.
-        sampling_log_probability: Under the distribution that it was drawn from; 0 at temperature 0.
+        sampling_log_probability: Under the distribution that it was drawn from; 0 at temperature 0, and for a scored one.
         top: The most likely tokens with their log-probabilities by the model, as many as requested.
     """
 
@@ -47,7 +47,8 @@ class Completion:
         tokens: The tokens of the answer, without the one that ended it. If a stop text ended it, its last token may
             reach into that text, which `text` does not.
         text: The answer's text; empty without a tokenizer.
-        prompt_log_probabilities: Of each prompt token after the first, if requested.
+        prompt_tokens: Each prompt token after the first with its log-probability, and the likeliest one in its place, if
+            `prompt_log_probabilities` was requested.
         reused: Number of prompt positions that were copied from another request with the same beginning.
     """
 
@@ -56,8 +57,13 @@ class Completion:
     tokens: tuple[GeneratedToken, ...]
     text: str
     finish: FinishReason
-    prompt_log_probabilities: tuple[float, ...] = ()
+    prompt_tokens: tuple[GeneratedToken, ...] = ()
     reused: int = 0
+
+    @property
+    def prompt_log_probabilities(self) -> tuple[float, ...]:
+        """Return the log-probability of each prompt token after the first."""
+        return tuple(each.log_probability for each in self.prompt_tokens)
 
     @property
     def ids(self) -> tuple[int, ...]:

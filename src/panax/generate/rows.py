@@ -18,7 +18,7 @@ class PendingAnswer:
         sample: Index among the request's answers.
         text: None without a tokenizer.
         filled: Number of prompt positions in the cache.
-        prompt_scores: Log-probabilities of the prompt's tokens after the first, as far as they are computed.
+        prompt_scores: The prompt's tokens after the first, as far as they are scored.
         reused: Number of prompt positions that were copied.
         order: Smaller for an answer that was admitted to a row earlier.
         in_prompt: True for each token that is in the prompt.
@@ -33,7 +33,7 @@ class PendingAnswer:
     bias: jax.Array
     filled: int = 0
     tokens: list[GeneratedToken] = dataclasses.field(default_factory=list)
-    prompt_scores: list[float] = dataclasses.field(default_factory=list)
+    prompt_scores: list[GeneratedToken] = dataclasses.field(default_factory=list)
     reused: int = 0
     order: int = 0
 

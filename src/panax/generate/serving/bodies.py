@@ -1,0 +1,182 @@
+"""Bodies of requests in OpenAI's interface, as requests of the engine. Unknown or unsupported fields are refused by name."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.errors import RecipeError, suggest_name
+from ...data.text.tokenizer import Tokenizer
+from ..prompts import encode_conversation, encode_prompt
+from ..requests import GenerationRequest
+from ..sampling import Sampling
+
+_NUMBERS = {
+    "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty", "repetition_penalty": "repetition_penalty", "seed": "seed", "n": "n",
+}  # fmt: skip
+"""Fields that are settings of `Sampling`."""
+
+_SHARED = {*_NUMBERS, "model", "max_tokens", "stop", "stream", "stream_options", "logit_bias", "user"}
+COMPLETION_FIELDS = {*_SHARED, "prompt", "logprobs", "echo"}
+CHAT_FIELDS = {*_SHARED, "messages", "max_completion_tokens", "logprobs", "top_logprobs"}
+
+_DEFAULT_TOKENS = 16
+"""Of completions, as OpenAI has it."""
+
+_DEFAULT_CHAT_TOKENS = 512
+
+MAX_ANSWERS = 128
+"""Maximum number of answers to one request: prompts times `n`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedRequest:
+    """A request as read from a body.
+
+    Attributes:
+        requests: One for each prompt.
+        log_probabilities: Number of likely tokens to return beside each; None returns no log-probabilities.
+        echo: Return the prompt before the answer.
+        answers: False for `max_tokens` 0, which scores a prompt alone.
+    """
+
+    requests: list[GenerationRequest]
+    stream: bool
+    includes_usage: bool
+    log_probabilities: int | None = None
+    echo: bool = False
+    answers: bool = True
+
+
+def read_completion(body: Any, tokenizer: Tokenizer, model: str) -> ServedRequest:
+    """Read the body of /v1/completions.
+
+    Raises:
+        RecipeError: A field is unknown, of a wrong type or out of range.
+    """
+    _check_fields(body, COMPLETION_FIELDS, model)
+    tokens = _integer(body, "max_tokens", _DEFAULT_TOKENS)
+    echo, logprobs = _flag(body, "echo"), body.get("logprobs")
+    if logprobs is not None:
+        logprobs = _integer(body, "logprobs", 0)
+    if echo and logprobs is not None and logprobs > 1:
+        raise RecipeError(
+            f"logprobs={logprobs} with echo; expected at most 1: the likeliest token in place of each prompt token"
+        )
+    if tokens == 0 and not echo:
+        raise RecipeError("max_tokens=0; expected 1 or more, or echo=true to score the prompt alone")
+    sampling = dataclasses.replace(
+        _sampling(body, max(tokens, 1)),
+        top_log_probabilities=logprobs or 0,
+        prompt_log_probabilities=echo and logprobs is not None,
+    )
+    requests = [GenerationRequest(tuple(ids), sampling) for ids in _prompts(body.get("prompt"), tokenizer)]
+    _check_answers(len(requests), sampling.n)
+    return ServedRequest(requests, *_streaming(body), logprobs, echo, tokens > 0)
+
+
+def read_chat(body: Any, tokenizer: Tokenizer, model: str) -> ServedRequest:
+    """Read the body of /v1/chat/completions.
+
+    Raises:
+        RecipeError: A field is unknown, of a wrong type or out of range; or the chat template fails.
+    """
+    _check_fields(body, CHAT_FIELDS, model)
+    name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    sampling = _sampling(body, _integer(body, name, _DEFAULT_CHAT_TOKENS))
+    wants = _flag(body, "logprobs")
+    top = _integer(body, "top_logprobs", 0)
+    if top and not wants:
+        raise RecipeError("top_logprobs needs logprobs=true; pass that too, or remove it")
+    _check_answers(1, sampling.n)
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not all(_is_message(each) for each in messages):
+        raise RecipeError(
+            'messages: expected a list of objects with role and content, such as {"role": "user", "content": "..."}'
+        )
+    request = GenerationRequest(
+        tuple(encode_conversation(tokenizer, messages)), dataclasses.replace(sampling, top_log_probabilities=top)
+    )
+    return ServedRequest([request], *_streaming(body), top if wants else None)
+
+
+def _check_answers(prompts: int, n: int) -> None:
+    if prompts * n > MAX_ANSWERS:
+        raise RecipeError(
+            f"{prompts} prompts with n={n} are {prompts * n} answers; expected at most {MAX_ANSWERS} at once"
+        )
+
+
+def _check_fields(body: Any, known: set[str], model: str) -> None:
+    if not isinstance(body, Mapping):
+        raise RecipeError("the body is not a JSON object; expected one with the fields of the interface")
+    for name, value in body.items():
+        if name not in known and value is not None:
+            raise RecipeError(f"unknown or unsupported field {name!r}; {suggest_name(str(name), known)}")
+    asked = body.get("model", model)
+    if asked != model:
+        raise RecipeError(f"the model {asked!r} is not served here; expected {model!r}, or no model")
+
+
+def _sampling(body: Mapping[str, Any], tokens: int) -> Sampling:
+    settings = {ours: body[name] for name, ours in _NUMBERS.items() if body.get(name) is not None}
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise RecipeError(f"{name}={value!r}; expected a number")
+    bias = body.get("logit_bias") or {}
+    if not isinstance(bias, Mapping) or not all(
+        str(token).isdecimal() and isinstance(value, int | float) and not isinstance(value, bool)
+        for token, value in bias.items()
+    ):
+        raise RecipeError(f"logit_bias={bias!r}; expected an object of token ids and numbers")
+    stop = body.get("stop") or ()
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(each, str) for each in stop):
+        raise RecipeError(f"stop={list(stop)!r}; expected a text or a list of texts")
+    return Sampling(
+        tokens=tokens, bias={int(token): float(value) for token, value in bias.items()}, stop=stop, **settings
+    )
+
+
+def _prompts(prompt: Any, tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the ids of a prompt, or of a list of prompts: each a text or a list of ids."""
+    if isinstance(prompt, str):
+        return [encode_prompt(tokenizer, prompt)]
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(each, int) and not isinstance(each, bool) for each in prompt):
+            return [prompt]
+        if all(isinstance(each, str) for each in prompt):
+            return [encode_prompt(tokenizer, each) for each in prompt]
+        if all(isinstance(each, list) and each and all(type(token) is int for token in each) for each in prompt):
+            return prompt
+    raise RecipeError("prompt: expected a text, a list of token ids, or a list of either; each with a token at least")
+
+
+def _streaming(body: Mapping[str, Any]) -> tuple[bool, bool]:
+    options = body.get("stream_options") or {}
+    if not isinstance(options, Mapping):
+        raise RecipeError(f"stream_options={options!r}; expected an object")
+    return _flag(body, "stream"), _flag(options, "include_usage")
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RecipeError(f"{name}={value!r}; expected true or false")
+    return bool(value)
+
+
+def _integer(body: Mapping[str, Any], name: str, default: int) -> int:
+    value = body.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise RecipeError(f"{name}={value!r}; expected an integer, 0 or more")
+    return value
+
+
+def _is_message(message: Any) -> bool:
+    return (
+        isinstance(message, Mapping)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+    )
