@@ -54,10 +54,16 @@ def draw_tokens(
         wants_top: Compute the most likely tokens; otherwise they are zeros.
     """
     processed = filter_logits(penalize_logits(logits, settings, history), settings)
-    drawn = jax.vmap(_draw)(processed, settings)
-    token = jnp.where(settings.temperature > 0.0, drawn, jnp.argmax(processed, axis=-1)).astype(jnp.int32)
+    is_drawn = settings.temperature > 0.0
+    likeliest = jnp.argmax(processed, axis=-1).astype(jnp.int32)
+
+    def draw() -> tuple[jax.Array, jax.Array]:
+        token = jnp.where(is_drawn, jax.vmap(_draw)(processed, settings).astype(jnp.int32), likeliest)
+        return token, jnp.where(is_drawn, _at(jax.nn.log_softmax(processed, axis=-1), token), 0.0)
+
+    # Random bits for a vocabulary take longer than a small model.
+    token, sampled = jax.lax.cond(is_drawn.any(), draw, lambda: (likeliest, jnp.zeros_like(settings.temperature)))
     log_probabilities = jax.nn.log_softmax(logits, axis=-1)
-    sampled = jnp.where(settings.temperature > 0.0, _at(jax.nn.log_softmax(processed, axis=-1), token), 0.0)
     count = min(MAX_TOP_LOG_PROBABILITIES, logits.shape[-1])
     no_top = jnp.zeros((logits.shape[0], count), logits.dtype), jnp.zeros((logits.shape[0], count), jnp.int32)
     values, tokens = jax.lax.cond(wants_top, lambda: tuple(jax.lax.top_k(log_probabilities, count)), lambda: no_top)

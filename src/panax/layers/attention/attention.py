@@ -31,10 +31,10 @@ CONTEXT = "context"
 
 
 class Cache(NamedTuple):
-    """Keys and values of the positions seen so far, for generation."""
+    """Keys and values of the positions seen so far, for generation; by heads, so that no product transposes them."""
 
-    k: Float[Array, "batch length kv_heads head_dim"]
-    v: Float[Array, "batch length kv_heads head_dim"]
+    k: Float[Array, "batch kv_heads length head_dim"]
+    v: Float[Array, "batch kv_heads length head_dim"]
 
 
 QKNormScope = Literal["head", "own_head", "all_heads"]
@@ -122,7 +122,7 @@ class Attention(Module):
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Cache:
         """Create an empty cache; stacked if the layers are."""
         *stacked, _, kv_heads, head_dim = self.w_k.shape
-        zeros = jnp.zeros((*stacked, batch, length, kv_heads, head_dim), dtype)
+        zeros = jnp.zeros((*stacked, batch, kv_heads, length, head_dim), dtype)
         return Cache(zeros, zeros)
 
     def extend(
@@ -137,7 +137,10 @@ class Attention(Module):
         Positions after a row's last one need no mask: later ones overwrite them before anything attends to them.
         """
         q, k, v, gate = self._project(x, position)
-        cache = Cache(write_positions(cache.k, k, start), write_positions(cache.v, v, start))
+        cache = Cache(
+            write_positions(cache.k, k.swapaxes(1, 2), start, axis=1),
+            write_positions(cache.v, v.swapaxes(1, 2), start, axis=1),
+        )
         return self._output(_attend_to_cache(q, cache, start, self._options()), gate), cache
 
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
@@ -254,9 +257,9 @@ def _attend_to_cache(q: jax.Array, cache: Cache, start: jax.Array, options: Atte
     """Compute plain attention of a few queries to all cached keys, a matrix-vector product bound by reading
     the cache."""
     batch, seq, heads, head_dim = q.shape
-    length, kv_heads = cache.k.shape[1:3]
+    kv_heads, length = cache.k.shape[1:3]
     grouped = q.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
-    scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, cache.k, preferred_element_type=jnp.float32)
+    scores = jnp.einsum("bqhgd,bhkd->bhgqk", grouped, cache.k, preferred_element_type=jnp.float32)
     scores = scores * (head_dim**-0.5 if options.scale is None else options.scale)
     if options.soft_cap is not None:
         scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
@@ -267,17 +270,21 @@ def _attend_to_cache(q: jax.Array, cache: Cache, start: jax.Array, options: Atte
         sinks = options.sinks.reshape(1, kv_heads, heads // kv_heads, 1, 1)
         scores = jnp.concatenate([scores, jnp.broadcast_to(sinks, (*scores.shape[:-1], 1))], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., :length].astype(q.dtype)
-    out = jnp.einsum("bhgqk,bkhd->bqhgd", weights, cache.v, preferred_element_type=jnp.float32)
+    out = jnp.einsum("bhgqk,bhkd->bqhgd", weights, cache.v, preferred_element_type=jnp.float32)
     return out.astype(q.dtype).reshape(batch, seq, heads, head_dim)
 
 
 def write_positions(
-    cache: Shaped[Array, "batch length *feature"], new: Shaped[Array, "batch seq *feature"], start: Int[Array, " batch"]
-) -> Shaped[Array, "batch length *feature"]:
-    """Write each row's new positions into the cache, from its `start` on."""
+    cache: Shaped[Array, "batch ..."], new: Shaped[Array, "batch ..."], start: Int[Array, " batch"], *, axis: int = 0
+) -> Shaped[Array, "batch ..."]:
+    """Write each row's new positions into the cache, from its `start` on.
+
+    Args:
+        axis: The axis of positions in a row.
+    """
 
     def write(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(cache, new, start, axis=0)
+        return jax.lax.dynamic_update_slice_in_dim(cache, new, start, axis=axis)
 
     return jax.vmap(write)(cache, new.astype(cache.dtype), start)
 
