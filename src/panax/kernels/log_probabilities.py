@@ -115,10 +115,14 @@ def _log_probabilities(
         widths = [(0, chunks * chunk_tokens - tokens)] + [(0, 0)] * (array.ndim - 1)
         return jnp.pad(array, widths).reshape(chunks, chunk_tokens, *array.shape[1:])
 
-    pieces = chunked(x), chunked(targets), chunked(mask)
     if chunks == 1:
-        return _chunk(*(piece[0] for piece in pieces), weights, settings)[:tokens]
-    _, values = lax.scan(lambda _, piece: (None, _chunk(*piece, weights, settings)), None, pieces)
+        return _chunk(x, targets, mask, weights, settings)
+
+    def step(_: None, piece: tuple[Array, Array, Array]) -> tuple[None, Array]:
+        x, targets, mask = piece
+        return None, _chunk(x, targets, mask, weights, settings)
+
+    _, values = lax.scan(step, None, (chunked(x), chunked(targets), chunked(mask)))
     return values.reshape(-1)[:tokens]
 
 
@@ -142,8 +146,10 @@ def _forward(
 
 
 def _backward(settings: Any, target: Target, chunk_tokens: int, saved: Any, cotangent: Array) -> Any:
-    head = saved[1]
-    d_x, d_head = log_probability_gradients(*saved, cotangent, settings, target=target, chunk_tokens=chunk_tokens)
+    x, head, targets, mask = saved
+    d_x, d_head = log_probability_gradients(
+        x, head, targets, mask, cotangent, settings, target=target, chunk_tokens=chunk_tokens
+    )
     return d_x, d_head.astype(head.dtype), None, None
 
 
