@@ -14,7 +14,9 @@ ROWS, LENGTH = 8, 32
 
 def lay(answers: list[list[tuple[list[int], list[int]]]], length: int = LENGTH) -> dict[str, np.ndarray]:
     """Lay rows of (prompt, answer), which are chosen and rejected in turn."""
-    batch: dict[str, Any] = {name: np.zeros((len(answers), length), np.int32) for name in ("tokens", "targets", "segment", "position")}
+    batch: dict[str, Any] = {
+        name: np.zeros((len(answers), length), np.int32) for name in ("tokens", "targets", "segment", "position")
+    }
     batch["loss_mask"] = np.zeros((len(answers), length), np.float32)
     for row, texts in enumerate(answers):
         at = 0
@@ -29,7 +31,9 @@ def lay(answers: list[list[tuple[list[int], list[int]]]], length: int = LENGTH) 
     return batch
 
 
-def random_answers(seed: int = 0, rows: int = ROWS, prompt: tuple[int, int] = (1, 4)) -> list[list[tuple[list[int], list[int]]]]:
+def random_answers(
+    seed: int = 0, rows: int = ROWS, prompt: tuple[int, int] = (1, 4)
+) -> list[list[tuple[list[int], list[int]]]]:
     """Rows with 0 to 2 pairs of uneven lengths."""
     rng = np.random.default_rng(seed)
 
