@@ -156,7 +156,9 @@ def test_pairs_in_rows_are_those_of_whole_logits() -> None:
         log = jnp.take_along_axis(log, batch["targets"][..., None], axis=-1)[..., 0]
         terms, nll, tokens = [], 0.0, 0.0
         for row, number in chosen:
-            inside = [(batch["segment"][row] == each) * batch["loss_mask"][row] for each in (number, number + 1)]
+            inside = [
+                jnp.where(batch["segment"][row] == each, batch["loss_mask"][row], 0.0) for each in (number, number + 1)
+            ]
             won, lost = (((log[row] - batch[REFERENCE_LEAF][row]) * each).sum() for each in inside)
             terms.append(-jax.nn.log_sigmoid(BETA * (won - lost)))
             nll, tokens = nll - (log[row] * inside[0]).sum(), tokens + inside[0].sum()
