@@ -243,7 +243,8 @@ def gradient(micro_batches: int, sizes: tuple[tuple[str, int], ...] = ()) -> tup
     }
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.full), pytest.param(8, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("count", [2, 4, 8])
 def test_micro_batches_with_uneven_pairs_give_the_gradient_of_the_whole_batch(count: int) -> None:
     """One of the rows is empty, so that a micro-batch of one row has no pair at all."""
     (whole, all_scalars), (parts, scalars) = gradient(1), gradient(count)

@@ -103,6 +103,10 @@ class DecoderTask(Validated, StagedTask):
         return self.objective.required_leaves
 
     @property
+    def leaf_advice(self) -> Mapping[str, str]:
+        return self.objective.leaf_advice
+
+    @property
     def batch_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return _BATCH_AXES if not self.objective.leaf_axes else {**_BATCH_AXES, **self.objective.leaf_axes}
 

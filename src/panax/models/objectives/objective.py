@@ -65,6 +65,11 @@ class Objective(abc.ABC):
         """Return the values that the leaves of `leaf_axes` may hold."""
         return {}
 
+    @property
+    def leaf_advice(self) -> Mapping[str, str]:
+        """Return how to get a leaf that a batch lacks, for messages."""
+        return {}
+
     @abc.abstractmethod
     def loss_weights(self, batch: Batch) -> Mapping[str, Float[Array, ""]]:
         """Return each loss's weight, summed over this device's part of a batch, or of all micro-batches."""

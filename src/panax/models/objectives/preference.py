@@ -129,6 +129,14 @@ class Preference(Validated, Objective):
     def leaf_ranges(self) -> Mapping[str, LeafRange]:
         return {REFERENCE_LEAF: LeafRange(counted_by=MASK_LEAF)} if self.needs_reference else {}
 
+    @property
+    def leaf_advice(self) -> Mapping[str, str]:
+        return {
+            REFERENCE_LEAF: f"the loss {self.loss} compares with a reference model: for a corpus of Preferences call "
+            f"panax.add_reference(experiment), which evaluates it once, or choose reference_free=True, or a loss without a "
+            f"reference model: orpo, simpo, cpo"
+        }
+
     def loss_weights(self, batch: Batch) -> Mapping[str, Float[Array, ""]]:
         chosen = _is_chosen(batch)
         weights = dict.fromkeys(self._names, (find_starts(batch) * chosen).sum())
