@@ -72,7 +72,6 @@ def log_probability_gradients(
     x: Float[Array, "token embed"],
     head: Float[Array, "vocab embed"],
     targets: Int[Array, " token"],
-    mask: Float[Array, " token"],
     cotangent: Float[Array, " token"],
     settings: CrossEntropySettings = PLAIN,
     *,
@@ -82,9 +81,12 @@ def log_probability_gradients(
     """Compute the gradients of `sum(cotangent * log-probability)` by `x` (in its dtype) and `head` (in
     float32).
 
-    They are local, as those of `cross_entropy_sums_and_gradients`. Arguments as in `linear_log_probabilities`.
+    They are local, as those of `cross_entropy_sums_and_gradients`. Other arguments as in `linear_log_probabilities`.
+
+    Args:
+        cotangent: 0 for tokens without a log-probability.
     """
-    weights = jnp.where(mask != 0, -cotangent.astype(jnp.float32), 0.0)
+    weights = -cotangent.astype(jnp.float32)
     _, d_x, d_head = cross_entropy_sums_and_gradients(
         x, head, targets, weights, settings, target=target, chunk_tokens=chunk_tokens
     )
@@ -147,8 +149,9 @@ def _forward(
 
 def _backward(settings: Any, target: Target, chunk_tokens: int, saved: Any, cotangent: Array) -> Any:
     x, head, targets, mask = saved
+    counted = jnp.where(mask != 0, cotangent, 0.0)
     d_x, d_head = log_probability_gradients(
-        x, head, targets, mask, cotangent, settings, target=target, chunk_tokens=chunk_tokens
+        x, head, targets, counted, settings, target=target, chunk_tokens=chunk_tokens
     )
     return d_x, d_head.astype(head.dtype), None, None
 

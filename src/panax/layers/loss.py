@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..core import current_layout, current_target
@@ -126,15 +127,9 @@ class _TokenLogProbabilities(WeightOp):
 
     def backward(self, saved: Any, gradient: jax.Array, *dtypes: Any) -> tuple[_Inputs, list[Any]]:
         inputs, head = saved
-        dx, dtable = log_probability_gradients(
-            inputs.flat.hidden,
-            head,
-            inputs.flat.targets,
-            inputs.flat.mask,
-            gradient.reshape(-1),
-            self.settings,
-            target=self.target,
-        )
+        x, targets, mask = inputs.flat
+        counted = jnp.where(mask != 0, gradient.reshape(-1), 0.0)
+        dx, dtable = log_probability_gradients(x, head, targets, counted, self.settings, target=self.target)
         d_inputs = _Inputs(dx.reshape(inputs.hidden.shape), None, None)  # pyright: ignore[reportArgumentType]
         return d_inputs, [dtable.astype(dtypes[0])]
 

@@ -1,4 +1,4 @@
-"""Preference pairs from records to rows: TRL's formats, chat templates, whole pairs in rows, and what is refused."""
+"""Preference pairs from records to rows: TRL's formats, chat templates, whole pairs in rows, and errors."""
 
 import dataclasses
 import json
@@ -156,7 +156,7 @@ def test_a_position_resumes_and_other_references_are_other_data(data: Any, tmp_p
     ):
         moved.open()
     (tmp_path / "reference.npz").write_text("no arrays")
-    with pytest.raises(DataError, match="is no file of reference log-probabilities"):
+    with pytest.raises(DataError, match="does not hold reference log-probabilities"):
         with_reference.open()
 
 

@@ -1,4 +1,4 @@
-"""Batches of preference pairs, random and in rows of several, and what a decoder makes of them."""
+"""Batches of preference pairs, random and in rows of several."""
 
 import dataclasses
 from typing import Any

@@ -60,7 +60,7 @@ def test_a_model_learns_what_is_preferred(folder: Path) -> None:
     assert result.evaluation["pairs"] == 32.0
     assert result.evaluation["rewards/accuracies"] >= 0.9 and result.evaluation["rewards/margins"] > 1.0
     assert result.evaluation["loss"] < 0.4
-    # The same data and weights are found again; other weights are evaluated anew.
+    # The same data and weights are found again; other weights are evaluated again.
     lines.clear()
     assert panax.add_reference(recipe, say=lines.append).data == begun.data
     assert not any("computed" in line for line in lines)

@@ -1,4 +1,4 @@
-"""Preference pairs: the definitions in NumPy, whole logits, every layout, and what is refused."""
+"""Preference pairs: the definitions in NumPy, whole logits, every layout, and errors."""
 
 import dataclasses
 import functools

@@ -41,7 +41,7 @@ class PairEncoder:
         """Yield the chosen and the rejected answer of each pair, each after the prompt.
 
         Raises:
-            DataError: A document is no pair, or a conversation without a chat template.
+            DataError: A document is not a pair, or a conversation without a chat template.
         """
         pairs = [_as_pair(document) for document in documents]
         halves = iter(self._encode_halves([half for pair in pairs for half in (pair.chosen, pair.rejected)]))
@@ -73,7 +73,9 @@ class PairEncoder:
 
 def _as_pair(document: Document) -> PreferencePair:
     if not isinstance(document, PreferencePair):
-        raise DataError(f"{document.where or 'a document'} is no preference pair; read pairs by a corpus of their own")
+        raise DataError(
+            f"{document.where or 'a document'} is not a preference pair; a corpus of Preferences holds nothing else"
+        )
     return document
 
 

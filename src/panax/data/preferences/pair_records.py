@@ -34,7 +34,7 @@ def read_pair(record: Any, where: str) -> PreferencePair:
     Without `prompt`, the prompt is what both answers begin with: whole messages, or the text up to a word's beginning.
 
     Raises:
-        BadRecordError: The record is no pair, or its answers are equal.
+        BadRecordError: The record is not a pair, or its answers are equal.
 
     >>> pair = read_pair({"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}, "line 1")
     >>> pair.chosen.prompt, pair.chosen.text, pair.rejected.text
@@ -102,8 +102,8 @@ def _messages(answer: Any) -> list[Any]:
 def _common_text(chosen: str, rejected: str) -> str:
     """Return what two texts begin with, without the space before the first word that differs.
 
-    >>> _common_text("say hello", "say help"), _common_text("a b", "a c")
-    ('say', 'a')
+    >>> _common_text("the oak", "the old ash"), _common_text("a b", "a c")
+    ('the', 'a')
     """
     length = next((at for at, (one, other) in enumerate(zip(chosen, rejected)) if one != other), None)
     length = min(len(chosen), len(rejected)) if length is None else length

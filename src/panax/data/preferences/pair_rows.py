@@ -69,14 +69,14 @@ class PairRows:
         self.seed, self.sequence_length = seed, sequence_length
         self._documents, self._reference = documents, reference
         self._buckets = np.array([*buckets, sequence_length])
-        whole = documents.lengths.reshape(-1, 2)
-        self._lengths = _cut_lengths(whole, sequence_length)
-        cut = np.flatnonzero((self._lengths != whole).any(axis=1))
+        lengths = documents.lengths.reshape(-1, 2)
+        self._lengths = _cut_lengths(lengths, sequence_length)
+        cut = np.flatnonzero((self._lengths != lengths).any(axis=1))
         self.num_cut = len(cut)
         if len(cut) and too_long == "refuse":
             raise DataError(
-                f"{len(cut):,} of {len(whole):,} preference pairs are longer than data.sequence_length={sequence_length}; the "
-                f"longest has {int(whole.sum(axis=1).max())} tokens in both answers with their prompts. Raise sequence_length, "
+                f"{len(cut):,} of {len(lengths):,} preference pairs are longer than data.sequence_length={sequence_length}; the "
+                f"longest has {int(lengths.sum(axis=1).max())} tokens in both answers with their prompts. Raise sequence_length, "
                 f'or set data.corpus.too_long="cut"'
             )
         self._check_cut(cut)
@@ -118,7 +118,7 @@ class PairRows:
         return PairRow(*rows, np.where((targets >= 0) & (rows.loss_mask > 0), values, np.float32(0)))
 
     def target_indices(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
-        """Return the index of each position's target in the token file, of shape (row, width); -1 if there is none."""
+        """Return the index of each position's target in the token file, of shape (row, width); -1 without a target."""
         return _target_indices(self._pieces(epoch, indices), (len(indices), width))
 
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
@@ -184,7 +184,7 @@ class PairRows:
 
 
 def _cut_lengths(lengths: npt.NDArray[np.int64], room: int) -> npt.NDArray[np.int64]:
-    """Return the lengths of both answers such that they fit in a row: a longer one takes what the other leaves.
+    """Return the lengths of both answers such that they fit in a row: a longer one takes the room that the other leaves.
 
     >>> _cut_lengths(np.array([[3, 4], [9, 2], [9, 9]]), 10).tolist()
     [[3, 4], [8, 2], [5, 5]]

@@ -32,7 +32,7 @@ class Preferences(Validated):
     Attributes:
         paths: Files, directories or globs, also of object stores.
         too_long: What happens to a pair that is longer than a row, with both answers and their prompts: "refuse" makes it an
-            error, "cut" drops the ends of its answers: each keeps half a row, or what the other leaves.
+            error, "cut" drops the ends of its answers: each keeps half a row, or the room that the other leaves.
         reference: A file with the reference model's log-probabilities, as `panax.add_reference` writes it; None for
             losses without a reference model.
         template: A file with a chat template; None: the tokenizer's own.

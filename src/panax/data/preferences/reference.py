@@ -45,14 +45,14 @@ def load_reference(path: str | Path, store: TokenStore) -> ReferenceLogProbabili
     """
     try:
         with np.load(expand_user(path), allow_pickle=False) as arrays:
-            found = ReferenceLogProbabilities(arrays["values"], str(arrays["content"]), str(arrays["weights"]))
+            reference = ReferenceLogProbabilities(arrays["values"], str(arrays["content"]), str(arrays["weights"]))
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
-            f"{path} is no file of reference log-probabilities ({error}); compute them again with panax.add_reference"
+            f"{path} does not hold reference log-probabilities ({error}); compute them again with panax.add_reference"
         ) from error
-    if found.content != store.content or found.values.shape != (len(store.tokens),):
+    if reference.content != store.content or reference.values.shape != (len(store.tokens),):
         raise DataError(
             f"{path} holds reference log-probabilities of other tokens: the corpus, its tokenizer or its chat template have "
             f"changed since; compute them again with panax.add_reference"
         )
-    return found
+    return reference

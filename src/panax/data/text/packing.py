@@ -11,7 +11,7 @@ processes.
 
 import dataclasses
 import functools
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,12 @@ class PackedRow(NamedTuple):
     position: npt.NDArray[np.int32]
 
 
+class RowArrays(Protocol):
+    """Arrays of rows by name: a `PackedRow`, which may have further leaves."""
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
 @runtime_checkable
 class PackedRowSource(Protocol):
     """Interface of the rows that a source of token batches draws from.
@@ -98,7 +104,7 @@ class PackedRowSource(Protocol):
 
     def row(self, epoch: int, index: int) -> PackedRow: ...
 
-    def read_rows(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
+    def read_rows(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> RowArrays:
         """Read rows `indices` of an epoch at once: arrays (row, width), zero after the end of a row."""
         ...
 

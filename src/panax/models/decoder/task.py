@@ -44,7 +44,7 @@ class DecoderTask(Validated, StagedTask):
     """Train a decoder on batches with the leaves `tokens`, `targets`, `loss_mask` and, if packed, `segment` and `position`.
 
     Attributes:
-        objective: What the model learns: the next token, or for example which of two answers is better (`Preference`).
+        objective: Losses and metrics: of the next token by default, or for example of pairs of answers (`Preference`).
         compute_dtype: Dtype of activations and matmuls, see `StagedTask`; sums accumulate in float32.
         parameter_dtype: Dtype of parameters, gradients and optimizer moments.
         matmul_precision: Precision of float32 matmuls; None for the platform's default (bfloat16 on TPUs,

@@ -1,6 +1,6 @@
 """The table of losses of preference pairs: each a function of the log-probabilities of both answers.
 
-Values are those of TRL 1.16 where it has the loss, checked against it; differences are noted at each.
+Values equal those of TRL 1.16, but for the differences noted at some losses.
 """
 
 from collections.abc import Callable, Mapping

@@ -4,9 +4,9 @@ A segment's slot is its index among all segments that the rows of a (micro-)batc
 
     slot = row * segments per row + segment - 1
 
-A context axis, and a pipeline's stages, split the positions of a row: sums over them are made whole. What counts each
-segment once, such as a loss per segment, is computed by the device with the segment's first position
-(`starts`), whose terms are then partial sums like those of positions.
+A context axis, and a pipeline's stages, split the positions of a row: sums over them are made whole. A value that counts
+each segment once, such as a loss per segment, is added by the device with the segment's first position (`starts`), so that its
+terms are partial sums over devices like those of positions.
 """
 
 import functools

@@ -40,10 +40,7 @@ def add_reference(experiment: Experiment, *, say: LogFn = lambda line: None) -> 
     The reference model has the weights with which the experiment begins: those of `init`, or initialized ones. With adapters
     it is the model without them, as they change nothing at first. All pairs are evaluated once, on the experiment's mesh,
     without dropout, and the result is cached by the fingerprints of the tokens and the weights: other weights or data
-    are evaluated anew.
-
-    Args:
-        say: Called with messages for the user, a line at a time.
+    are evaluated again.
 
     Raises:
         RecipeError: The experiment trains no decoder, or not on `TextData` of `Preferences`.
@@ -55,8 +52,8 @@ def add_reference(experiment: Experiment, *, say: LogFn = lambda line: None) -> 
     if not isinstance(task, DecoderTask):
         raise RecipeError(f"add_reference takes an experiment with a DecoderTask; this one has {describe_type(task)}")
     if not isinstance(data, TextData) or not isinstance(corpus, Preferences):
-        given = describe_type(data) if corpus is None else f"a corpus of type {type(corpus).__name__}"
-        raise RecipeError(f"add_reference takes data=TextData(corpus=Preferences(...)); the experiment has {given}")
+        actual = describe_type(data) if corpus is None else f"a corpus of type {type(corpus).__name__}"
+        raise RecipeError(f"add_reference takes data=TextData(corpus=Preferences(...)); the experiment has {actual}")
     plain = dataclasses.replace(data, corpus=dataclasses.replace(corpus, reference=None))
     prepared = _prepare(dataclasses.replace(experiment, data=plain), task, plain, say)
     state = init_state(prepared, say)
@@ -102,13 +99,13 @@ def _evaluate(prepared: PreparedRun, state: Any, data: TextData, store: TokenSto
     values = np.full(len(store.tokens), np.nan, np.float32)
     for number, (batch, _) in enumerate(PackedSource(rows, batch_size=data.batch_size, epochs=1).batches()):
         measures = prepared.step.evaluate(state, prepared.step.put(batch))
-        found = np.asarray(measures["metrics"][LOG_PROBABILITIES].value)
+        batch_values = np.asarray(measures["metrics"][LOG_PROBABILITIES].value)
         first = number * data.batch_size
         indices = np.arange(first, min(first + data.batch_size, rows.num_rows))
         width = batch["tokens"].shape[1]
         targets = rows.target_indices(0, indices, width)
         counted = batch["loss_mask"][: len(indices)] > 0
-        values[targets[counted]] = found[: len(indices), :width][counted]
+        values[targets[counted]] = batch_values[: len(indices), :width][counted]
     return values
 
 
