@@ -57,7 +57,9 @@ __getattr__ = lazy_getattr(
 register_serializable_module(
     "panax.models", "DecoderTask", "DecoderConfig", "BaseWidth", "HeadSizes", "LoRA", "VitTask", "VitConfig"
 )
-register_serializable_module("panax.models", "TextClassifierTask", "TextEmbedderTask", "NextToken", "Preference")
+register_serializable_module(
+    "panax.models", "TextClassifierTask", "TextEmbedderTask", "RewardTask", "NextToken", "Preference"
+)
 register_serializable_module(
     "panax.models", "DlrmTask", "DlrmConfig", "HstuConfig", "SequenceTask", "TwoTowerTask", "TwoTowerConfig"
 )

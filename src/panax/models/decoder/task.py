@@ -26,7 +26,7 @@ from ...spmd.composite.low_rank import low_rank_mask
 from ..leaf_names import LEAF_ALIASES
 from ..lora import LoRA, add_adapters
 from ..objectives.next_token import NextToken
-from ..objectives.objective import Objective, VocabularyHead
+from ..objectives.objective import DecoderObjective, VocabularyHead
 from ..task_metrics import TokenMetric, check_names, compute_token_metrics, metrics_field
 from .base_width import BaseWidth
 from .config import DecoderConfig
@@ -75,7 +75,7 @@ class DecoderTask(Validated, StagedTask):
     context_attention: ContextAttention = "auto"
     base: BaseWidth | None = None
     adapter: LoRA | None = None
-    objective: Objective = NextToken()  # noqa: RUF009
+    objective: DecoderObjective = NextToken()  # noqa: RUF009
 
     generates = True
     leaf_aliases = LEAF_ALIASES

@@ -12,14 +12,14 @@ from ...core.layout.layout import axis_size
 from ...core.measures import Losses, Metrics
 from ...parallel.context import sequence_positions
 from ...spmd import ValueState, assert_sharding, token_axes
-from .objective import Objective, VocabularyHead
+from .objective import DecoderObjective, VocabularyHead
 
 LOG_PROBABILITIES = "log_probabilities"
 """Name of the metric: (rows, positions), whole on every device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TargetLogProbabilities(Objective):
+class TargetLogProbabilities(DecoderObjective):
     """Evaluate the log-probability of each target of a batch, on any mesh; its loss is the cross-entropy.
 
     Attributes:

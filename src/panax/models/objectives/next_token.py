@@ -9,11 +9,11 @@ from jaxtyping import Array, Float
 from ...core import Batch, Loss, Mean, Sum
 from ...core.batch_checks import MASK_LEAF
 from ...core.measures import Losses, Metrics
-from .objective import Objective, VocabularyHead
+from .objective import DecoderObjective, VocabularyHead
 
 
 @dataclasses.dataclass(frozen=True)
-class NextToken(Objective):
+class NextToken(DecoderObjective):
     """Predict each next token: pretraining, and supervised fine-tuning with a mask of answers."""
 
     reads_cross_entropy_terms: ClassVar[bool] = True

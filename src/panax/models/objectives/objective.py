@@ -1,4 +1,4 @@
-"""`Objective`: the losses and metrics of a decoder's hidden states, as a value of its task.
+"""`DecoderObjective`: the losses and metrics of a decoder's hidden states, as a value of its task.
 
 The task does everything else: the model, meshes, pipelines, micro-batches, adapters and checkpoints. An objective
 is a list of terms, each a sum with its own weight over the global batch, so that packing, sharding and uneven
@@ -45,7 +45,7 @@ class VocabularyHead(NamedTuple):
         return token_log_probabilities(self.hidden, self.table, targets, mask, self.settings)
 
 
-class Objective(abc.ABC):
+class DecoderObjective(abc.ABC):
     """Base of objectives: frozen dataclasses without arrays.
 
     Attributes:

@@ -12,11 +12,12 @@ from jaxtyping import Array, Float
 from ...core import Axes, Batch, Loss, Mean, Sum
 from ...core.batch_checks import MASK_LEAF, LeafRange
 from ...core.errors import RecipeError
-from ...core.measures import NO_FAULT, DataChecks, Losses, Metrics
+from ...core.measures import Losses, Metrics
 from ...core.validation import Validated
-from .objective import Objective, VocabularyHead
+from .objective import DecoderObjective, VocabularyHead
+from .pair_checks import check_pairs, count_chosen_starts, mark_chosen
 from .preference_losses import PREFERENCE_LOSSES, Answers, Divergence, PairLoss, Pairs, PreferenceLoss
-from .segment_totals import find_slots, find_starts, is_in_segment, sum_own_positions, sum_segments
+from .segment_totals import find_slots, sum_own_positions, sum_segments
 
 REFERENCE_LEAF = "reference_log_probability"
 """Leaf with the reference model's log-probability of each target."""
@@ -25,7 +26,7 @@ _DEFAULTS = {"label_smoothing": 0.0, "divergence": "reverse_kl", "temperature": 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Preference(Validated, Objective):
+class Preference(Validated, DecoderObjective):
     """Raise the probability of chosen answers over that of rejected ones.
 
     A pair lies in one row: its chosen answer, after the prompt, is a segment of odd number, its rejected one, after the
@@ -119,7 +120,7 @@ class Preference(Validated, Objective):
 
     @property
     def required_leaves(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Objective.required_leaves | {"segment", "position", *self.leaf_axes}
+        return DecoderObjective.required_leaves | {"segment", "position", *self.leaf_axes}
 
     @property
     def leaf_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -138,9 +139,8 @@ class Preference(Validated, Objective):
         }
 
     def loss_weights(self, batch: Batch) -> Mapping[str, Float[Array, ""]]:
-        chosen = _is_chosen(batch)
-        weights = dict.fromkeys(self._names, (find_starts(batch) * chosen).sum())
-        return weights | {"sft": (batch[MASK_LEAF] * chosen).sum()} if self.chosen_weight else weights
+        weights = dict.fromkeys(self._names, count_chosen_starts(batch))
+        return weights | {"sft": (batch[MASK_LEAF] * mark_chosen(batch)).sum()} if self.chosen_weight else weights
 
     @property
     def _names(self) -> Mapping[str, str]:
@@ -153,8 +153,8 @@ class Preference(Validated, Objective):
             **super().targets(batch),
             "slot": slots.slot,
             "starts": slots.starts,
-            "chosen": _is_chosen(batch),
-            "stray": (is_in_segment(batch) != (batch["segment"] > 0)).astype(jnp.float32),
+            "chosen": mark_chosen(batch),
+            "stray": slots.stray,
         }
         return leaves | {name: batch[name] for name in self.leaf_axes}
 
@@ -177,8 +177,8 @@ class Preference(Validated, Objective):
             of_chosen = mask * targets["chosen"]
             losses["sft"] = Loss(-(log_probability * of_chosen).sum(), of_chosen.sum(), self.chosen_weight)
         metrics = {name: Mean((value * counted).sum(), weight) for name, value in self._metrics(pairs)}
-        checks = _check_pairs(jax.lax.stop_gradient(sums), targets["stray"])
-        return losses, {**metrics, "tokens": Sum(mask.sum()), "pairs": Sum(weight), "pair_faults": checks}
+        faults = check_pairs(jax.lax.stop_gradient(sums[:, :, 2:]), targets["stray"])
+        return losses, {**metrics, "tokens": Sum(mask.sum()), "pairs": Sum(weight), **faults}
 
     def _loss(self, name: str) -> Any:
         loss = PREFERENCE_LOSSES[name]
@@ -200,29 +200,8 @@ class Preference(Validated, Objective):
         yield "logps/rejected", rejected
 
 
-def _is_chosen(batch: Batch) -> Float[Array, "... batch seq"]:
-    """Return 1 for the positions of chosen answers and their prompts, else 0."""
-    return (is_in_segment(batch) & (batch["segment"] % 2 == 1)).astype(jnp.float32)
-
-
 def _present(sums: Float[Array, "pair 2 value"]) -> Pairs:
     """Return the pairs; those that do not exist have values at which each loss and its derivative are finite."""
     exists = (sums[:, :, 2] > 0).all(axis=1)
     columns = [jnp.where(exists[:, None], sums[:, :, place], value) for place, value in enumerate((-1.0, -1.0, 1.0))]
     return Pairs(*(Answers(*(column[:, side] for column in columns)) for side in (0, 1)))
-
-
-def _check_pairs(sums: Float[Array, "pair 2 value"], stray: Float[Array, "batch seq"]) -> DataChecks:
-    """Check that each segment has targets, and a partner with targets."""
-    number = jnp.arange(sums.shape[0], dtype=jnp.float32)
-    complete = (sums[:, :, 2] > 0).all(axis=1) & (sums[:, :, 3] > 0).all(axis=1)
-    incomplete = (sums[:, :, 2:] > 0).any(axis=(1, 2)) & ~complete
-    worst = [jnp.where(incomplete, number, NO_FAULT).max(), jnp.where(stray > 0, 1.0, NO_FAULT).max()]
-    return DataChecks(
-        jnp.stack(worst),
-        (
-            "a preference pair lacks an answer, or one has no target with loss_mask above 0, or does not begin at position 0; "
-            "expected the segments 2k-1 and 2k of one row, each with targets. The pair's number in its part of the batch: ",
-            "a row has more segments than its positions allow, two for each pair: ",
-        ),
-    )

@@ -32,10 +32,12 @@ class SegmentSlots(NamedTuple):
     Attributes:
         slot: Slot of each position's segment; that of padding is outside of all rows.
         starts: 1 for the first position of each segment, else 0.
+        stray: 1 for positions of segments that a row has no room for, else 0.
     """
 
     slot: Int[Array, "batch seq"]
     starts: Float[Array, "batch seq"]
+    stray: Float[Array, "batch seq"]
 
 
 def segments_per_row(batch: Batch) -> int:
@@ -48,7 +50,9 @@ def find_slots(batch: Batch) -> SegmentSlots:
     """Find the slot of each position; segments are numbered from 1 in each row, with positions that restart at 0."""
     segment, width = batch["segment"], segments_per_row(batch)
     row = jnp.arange(segment.shape[0], dtype=jnp.int32)[:, None]
-    return SegmentSlots(jnp.where(is_in_segment(batch), row * width + segment - 1, -1), find_starts(batch))
+    slot = jnp.where(is_in_segment(batch), row * width + segment - 1, -1)
+    stray = (is_in_segment(batch) != (segment > 0)).astype(jnp.float32)
+    return SegmentSlots(slot, find_starts(batch), stray)
 
 
 def is_in_segment(batch: Batch) -> Bool[Array, "... batch seq"]:
