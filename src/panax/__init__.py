@@ -58,7 +58,7 @@ register_serializable_module(
     "panax.models", "DecoderTask", "DecoderConfig", "BaseWidth", "HeadSizes", "LoRA", "VitTask", "VitConfig"
 )
 register_serializable_module(
-    "panax.models", "TextClassifierTask", "TextEmbedderTask", "RewardTask", "NextToken", "Preference"
+    "panax.models", "TextClassifierTask", "TextEmbedderTask", "RewardTask", "Kto", "NextToken", "Preference"
 )
 register_serializable_module(
     "panax.models", "DlrmTask", "DlrmConfig", "HstuConfig", "SequenceTask", "TwoTowerTask", "TwoTowerConfig"

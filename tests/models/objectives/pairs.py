@@ -8,6 +8,7 @@ import tiny
 
 from panax.models.objectives.preference import REFERENCE_LEAF
 
+ADAMW = tiny.ADAMW
 MODEL = dataclasses.replace(tiny.CONFIG, num_layers=2, windows=(0,), dropout=0.0)
 ROWS, LENGTH = 8, 32
 

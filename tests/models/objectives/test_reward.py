@@ -28,6 +28,7 @@ def on_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
     return {name: jnp.asarray(leaf) for name, leaf in batch.items()} | {"row": jnp.arange(len(batch["tokens"]))}
 
 
+@pytest.mark.full
 def test_a_reward_is_of_the_last_token() -> None:
     params, state = jax.jit(TASK.init)(jax.random.key(0))
     batch = on_device(BATCH)

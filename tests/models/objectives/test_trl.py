@@ -1,5 +1,6 @@
 """The same tokens, the same weights: losses, gradients and metrics of preference losses against TRL's, in float32."""
 
+import collections
 import types
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ import torch
 from panax.adapters.huggingface import config_from, load
 from panax.adapters.huggingface.export import named_tensors
 from panax.core.measures import total_loss
-from panax.models import DecoderTask, Preference
+from panax.models import DecoderTask, Kto, Preference
+from panax.models.objectives.kto import LABEL_LEAF
 from panax.models.objectives.preference import REFERENCE_LEAF
 from panax.models.objectives.preference_losses import PREFERENCE_LOSSES
 
@@ -242,3 +244,46 @@ def test_orpo_equals_trl_but_for_the_prompt(llama: Llama, monkeypatch: pytest.Mo
     monkeypatch.setitem(globals(), "TEXTS", [text for row in short for text in row])
     batch = {name: jnp.asarray(leaf) for name, leaf in pairs.lay(short).items()} | {"row": jnp.arange(len(short))}
     assert_equal(ours(llama._replace(batch=batch), objective), *without_reference(ORPOTrainer, llama, beta=0.5))
+
+
+def test_kto_equals_trl(llama: Llama, trainer: Any) -> None:
+    """The trainer of pairs has changed the models' heads to those that both trainers call."""
+    from trl.trainer.kto_trainer import KTOTrainer
+
+    objective = Kto(beta=0.3, desirable_weight=0.7, undesirable_weight=1.2)
+    good = [number % 3 != 0 for number in range(len(TEXTS) // 2)]
+    labels = np.zeros(llama.batch["segment"].shape, np.int32)
+    ends = iter(good)
+    for row, segment in enumerate(np.asarray(llama.batch["segment"])):
+        for number in range(1, segment.max() + 1, 2):
+            labels[row, segment == number] = next(ends)
+    task = DecoderTask(model=llama.task.model, objective=objective)
+    batch = {**llama.batch, LABEL_LEAF: jnp.asarray(labels)}
+
+    def loss(params: Any) -> Any:
+        result = task.loss(params, llama.state, batch, jax.random.key(0), True)
+        return total_loss(result.losses), result.metrics
+
+    (value, metrics), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(llama.params)
+    both = collated()
+    count = len(good)
+    inputs = {"label": torch.tensor(good)}
+    for prefix, part in (("", slice(0, count)), ("KL_", slice(count, None))):
+        inputs |= {f"{prefix}{name}": both[name][part] for name in ("input_ids", "attention_mask", "completion_mask")}
+    theirs: Any = object.__new__(KTOTrainer)
+    theirs.__dict__.update(
+        model=trainer.model, ref_model=trainer.ref_model, accelerator=trainer.accelerator, calculate_KL=True, beta=0.3,
+        precompute_ref_logps=False, aux_loss_enabled=False, loss_type="kto", desirable_weight=0.7, undesirable_weight=1.2,
+        _metrics={"eval": collections.defaultdict(list)}, _total_train_tokens=0, args=trainer.args,
+    )  # fmt: skip
+    trainer.model.eval()
+    expected = theirs._compute_loss(trainer.model, inputs, False)
+    wanted = gradients_of(trainer.model, expected)
+    assert float(value) == pytest.approx(float(expected.detach()), rel=TOLERANCE)
+    for name, gradient in named_tensors(gradients, "llama"):
+        assert np.linalg.norm(gradient - wanted[name]) <= TOLERANCE * np.linalg.norm(wanted[name]), name
+    assert float(metrics["kl"].value) > 0.1
+    for name in ("rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected", "kl"):
+        assert float(metrics[name].value) == pytest.approx(
+            theirs._metrics["eval"][name][-1], rel=TOLERANCE, abs=1e-5
+        ), name

@@ -18,7 +18,7 @@ from ...core.task import MatmulPrecision
 from ...core.validation import Validated
 from ...kernels import CrossEntropySettings
 from ...layers import Context, ExpertLoadMonitor, RouterTerms, StagedTask, router_metrics, router_weights
-from ...layers.stages.staged_task import ComputeType, FloatType
+from ...layers.stages.staged_task import STAGE, ComputeType, FloatType
 from ...parallel import ContextAttention, Pipeline, RematPolicy
 from ...parallel.context import sequence_positions
 from ...spmd import ValueState, assert_sharding, local_sequence, psum_over_tokens
@@ -109,6 +109,11 @@ class DecoderTask(Validated, StagedTask):
     @property
     def batch_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return _BATCH_AXES if not self.objective.leaf_axes else {**_BATCH_AXES, **self.objective.leaf_axes}
+
+    @property
+    def mesh_axes(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        # A pipeline evaluates rows in parts.
+        return StagedTask.mesh_axes if self.objective.sums_over_rows else StagedTask.mesh_axes - {STAGE}
 
     @property
     def sums_over_rows(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
