@@ -60,6 +60,9 @@ def test_a_model_learns_what_is_preferred(folder: Path) -> None:
     assert result.evaluation["pairs"] == 32.0
     assert result.evaluation["rewards/accuracies"] >= 0.9 and result.evaluation["rewards/margins"] > 1.0
     assert result.evaluation["loss"] < 0.4
+    # The run is evaluated again from its folder, with its pairs and their reference.
+    evaluated = panax.evaluate(str(folder / "preference"))
+    assert evaluated["rewards/margins"] == pytest.approx(result.evaluation["rewards/margins"], rel=1e-5)
     # The same data and weights are found again; other weights are evaluated again.
     lines.clear()
     assert panax.add_reference(recipe, say=lines.append).data == begun.data

@@ -17,7 +17,7 @@ from ...core.validation import Validated
 from ...spmd import psum_over_tokens
 from .objective import DecoderObjective, VocabularyHead
 from .pair_checks import check_pairs, count_chosen_starts, mark_chosen
-from .preference import REFERENCE_LEAF
+from .preference import REFERENCE_LEAF, REFERENCE_RANGE
 from .segment_totals import find_slots, sum_own_positions, sum_segments
 
 LABEL_LEAF = "desirable"
@@ -65,7 +65,7 @@ class Kto(Validated, DecoderObjective):
     @property
     def leaf_ranges(self) -> Mapping[str, LeafRange]:
         label = LeafRange(0.0, 1.0, integral=True, advice="give 1 to good answers, and 0 to bad ones")
-        return {REFERENCE_LEAF: LeafRange(counted_by=MASK_LEAF), LABEL_LEAF: label}
+        return {REFERENCE_LEAF: REFERENCE_RANGE, LABEL_LEAF: label}
 
     def loss_weights(self, batch: Batch) -> Mapping[str, Float[Array, ""]]:
         return {"kto": count_chosen_starts(batch)}

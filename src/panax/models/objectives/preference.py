@@ -22,6 +22,11 @@ from .segment_totals import find_slots, sum_own_positions, sum_segments
 REFERENCE_LEAF = "reference_log_probability"
 """Leaf with the reference model's log-probability of each target."""
 
+REFERENCE_RANGE = LeafRange(
+    counted_by=MASK_LEAF, advice="compute it for these pairs, as they are cut to rows, with panax.add_reference"
+)
+"""Finite wherever a target has loss."""
+
 _DEFAULTS = {"label_smoothing": 0.0, "divergence": "reverse_kl", "temperature": 0.05, "target_margin": 0.5}
 
 
@@ -128,7 +133,7 @@ class Preference(Validated, DecoderObjective):
 
     @property
     def leaf_ranges(self) -> Mapping[str, LeafRange]:
-        return {REFERENCE_LEAF: LeafRange(counted_by=MASK_LEAF)} if self.needs_reference else {}
+        return {REFERENCE_LEAF: REFERENCE_RANGE} if self.needs_reference else {}
 
     @property
     def leaf_advice(self) -> Mapping[str, str]:
