@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 from chats.conftest import CHATML
 
-from panax.core.errors import DataError
-from panax.data import PackedSource, Preferences, PretrainedTokenizer, ReferenceLogProbabilities, TextData
+from panax.core.errors import DataError, RecipeError
+from panax.data import (
+    Mixture,
+    MixtureComponent,
+    PackedSource,
+    Preferences,
+    PretrainedTokenizer,
+    ReferenceLogProbabilities,
+    TextData,
+)
 from panax.data.preferences.pair_rows import _cut_lengths, _fill_rows
 
 USER = [{"role": "user", "content": "the fox"}]
@@ -233,6 +241,13 @@ def test_conversations_need_a_template_and_texts_do_not(data: Any, tmp_path: Pat
     with pytest.raises(DataError, match="needs a chat template, and the tokenizer has none"):
         without("messages").open()
     without("texts").open()
+
+
+def test_pairs_train_alone(data: Any) -> None:
+    settings = data([RECORDS["texts"]])
+    parts = tuple(MixtureComponent(name=name, corpus=settings.corpus) for name in ("a", "b"))
+    with pytest.raises(RecipeError, match="part 'a' of the mixture is a Preferences, which trains alone"):
+        dataclasses.replace(settings, corpus=Mixture(parts=parts))
 
 
 def test_rows_are_filled_and_cut_as_documented() -> None:

@@ -13,14 +13,13 @@ from panax.core.protocols import Axes, Position, SourcedBatch
 
 from ..text.packing import PackedRow, PackedRowSource, permutation
 from ..text.token_source import (
+    TEXT_AXES,
     DocumentCounts,
     RowLocations,
     WantedRows,
     assemble,
     check_position,
     gather_rows,
-    leaf_axes,
-    row_leaves,
 )
 from .apportion import UNITS_PER_ROW, apportion, apportion_shares
 from .mixture import Mixture
@@ -63,12 +62,6 @@ class MixedSource:
         self.batch_size = batch_size
         self._parts = mixture.parts
         self._rows = tuple(parts)
-        for part, rows in zip(self._parts, self._rows, strict=True):
-            if row_leaves(rows) != row_leaves(self._rows[0]):
-                raise RecipeError(
-                    f"part {part.name!r} of the mixture has the leaves {', '.join(row_leaves(rows))}, part "
-                    f"{self._parts[0].name!r} {', '.join(row_leaves(self._rows[0]))}; expected the same in each"
-                )
         self.tokenizers = _tokenizers_of(parts)
         self._seed = seed
         self._max_rows = [
@@ -79,7 +72,7 @@ class MixedSource:
 
     @property
     def axes(self) -> Mapping[str, Axes]:
-        return leaf_axes(row_leaves(self._rows[0]))
+        return TEXT_AXES
 
     @property
     def resume(self) -> Literal["exact", "replay"]:

@@ -89,6 +89,13 @@ class TextData(Validated):
                 "a TokenFile holds tokens, so no tokenizer can be trained on it; name the one that made it with "
                 "tokenizer=PretrainedTokenizer(path=...), or set tokenizer=None"
             )
+        parts = self._corpora()
+        grouped = [name for name, corpus in parts.items() if _grouped(corpus) is not None]
+        if grouped and len(parts) > 1:
+            raise RecipeError(
+                f"part {grouped[0]!r} of the mixture is a {type(parts[grouped[0]]).__name__}, which trains alone; name all its "
+                f"files in one, in place of the mixture"
+            )
         if self.tokenizer is None and not all(are_tokens):
             raise RecipeError("tokenizer=None; a corpus of text needs one, for example BytePairTokenizer()")
 
