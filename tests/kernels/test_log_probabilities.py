@@ -99,3 +99,23 @@ def test_a_target_outside_of_the_vocabulary_is_nan_where_it_counts():
 def test_terms_of_a_cross_entropy_are_refused(settings):
     with pytest.raises(ValueError, match="a log-probability has none: set it to 0"):
         linear_log_probabilities(*inputs()[:4], settings, target=Target("cpu"))
+
+
+@pytest.mark.full
+def test_logits_are_never_whole():
+    tokens, vocab, chunk = 2048, 2048, 128
+
+    def temporary_bytes(chunk_tokens):
+        def loss(x, head, targets, mask):
+            values = linear_log_probabilities(x, head, targets, mask, target=Target("cpu"), chunk_tokens=chunk_tokens)
+            return jnp.sum(jnp.square(values))
+
+        shapes = ((tokens, 32), (vocab, 32), (tokens,), (tokens,))
+        dtypes = (jnp.float32, jnp.float32, jnp.int32, jnp.float32)
+        arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes)]
+        compiled = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*arrays).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    # As in test_cross_entropy.py: a chunk's logits, exponentials and gradient, and copies of x and the head.
+    assert temporary_bytes(chunk) < 4 * tokens * vocab / 3
+    assert temporary_bytes(tokens) > 4 * tokens * vocab
