@@ -70,8 +70,13 @@ def test_equals_the_definition() -> None:
         assert np.linalg.norm(one - other) <= 2e-5 * np.linalg.norm(other) + 1e-9
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("sizes", [{"context": 2, "tensor": 2}, {"replica": 2, "fsdp": 2, "expert": 2}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param({"context": 2, "tensor": 2}, marks=pytest.mark.full),
+        pytest.param({"replica": 2, "fsdp": 2, "expert": 2}, marks=pytest.mark.slow),
+    ],
+)
 def test_trains_like_one_device(sizes: dict[str, int]) -> None:
     report = check_task(TASK, labeled(), layouts=[sizes])
     assert len(report.compared) == 1, report.left_out

@@ -208,14 +208,13 @@ def test_trains_like_one_device_on_every_layout(name: str) -> None:
     assert len(report.compared) == len(LAYOUTS), report.left_out
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("sigmoid", {"stage": 2, "context": 2}),
-        ("interleaved", {"stage": 2, "fsdp": 2}),
-        ("experts", {"expert": 2, "context": 2}),
-        ("adapters", {"replica": 2, "fsdp": 2}),
+        pytest.param("sigmoid", {"stage": 2, "context": 2}, marks=pytest.mark.full),
+        pytest.param("interleaved", {"stage": 2, "fsdp": 2}, marks=pytest.mark.slow),
+        pytest.param("experts", {"expert": 2, "context": 2}, marks=pytest.mark.full),
+        pytest.param("adapters", {"replica": 2, "fsdp": 2}, marks=pytest.mark.full),
     ],
 )
 def test_trains_like_one_device(name: str, sizes: dict[str, int]) -> None:

@@ -55,14 +55,14 @@ def test_a_reward_is_of_the_last_token() -> None:
 EXPERTS = dataclasses.replace(TASK.model, feed_forward=MoE(experts=4, active=2, ffn=16, balance=0.1))
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("task", "layouts"),
     [
-        (TASK, ({"fsdp": 2, "tensor": 2}, {"replica": 2, "expert": 2})),
-        (RewardTask(model=EXPERTS), ({"replica": 2, "expert": 2},)),
+        pytest.param(TASK, ({"fsdp": 2, "tensor": 2},), marks=pytest.mark.full),
+        pytest.param(TASK, ({"replica": 2, "expert": 2},), marks=pytest.mark.slow),
+        pytest.param(RewardTask(model=EXPERTS), ({"replica": 2, "expert": 2},), marks=pytest.mark.slow),
     ],
-    ids=["dense", "experts"],
+    ids=["dense", "rows", "experts"],
 )
 def test_trains_like_one_device(task: RewardTask, layouts: Any) -> None:
     report = check_task(task, BATCH, layouts=layouts)
