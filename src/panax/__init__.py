@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .run import (
         Experiment,
         Result,
+        add_reference,
         check,
         compile_step,
         evaluate,
@@ -47,6 +48,7 @@ __getattr__ = lazy_getattr(
         "run": ("Experiment", "Result", "check", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
         "run.tools.batch_search": ("find_batch",),
         "run.tools.lr_search": ("find_lr",),
+        "run.tools.reference": ("add_reference",),
         "train": ("CompiledStep", "Program"),
     },
     rooms=("adapters", "hooks"),
@@ -55,7 +57,9 @@ __getattr__ = lazy_getattr(
 register_serializable_module(
     "panax.models", "DecoderTask", "DecoderConfig", "BaseWidth", "HeadSizes", "LoRA", "VitTask", "VitConfig"
 )
-register_serializable_module("panax.models", "TextClassifierTask", "TextEmbedderTask")
+register_serializable_module(
+    "panax.models", "TextClassifierTask", "TextEmbedderTask", "RewardTask", "Kto", "NextToken", "Preference"
+)
 register_serializable_module(
     "panax.models", "DlrmTask", "DlrmConfig", "HstuConfig", "SequenceTask", "TwoTowerTask", "TwoTowerConfig"
 )
@@ -80,7 +84,8 @@ register_serializable_module(
 register_serializable_module("panax.environments", "Acrobot", "Brax", "CartPole", "GridWorld", "Gymnax", "Pendulum")
 
 __all__ = [
-    "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "check", "compile_step",
+    "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "add_reference", "check",
+    "compile_step",
     "evaluate", "find_batch", "find_lr", "fit", "hooks", "is_debugging", "join", "load", "open_run", "preset",
     "released_model",
     "report", "simulate", "sweep", "time_to_loss",

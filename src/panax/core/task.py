@@ -140,6 +140,11 @@ class Task(abc.ABC):
     required_leaves: frozenset[str] = frozenset()
     """Leaves that a batch must have for training."""
 
+    @property
+    def leaf_advice(self) -> Mapping[str, str]:
+        """Return how to get a leaf that a batch lacks, for messages; empty for leaves that any source has."""
+        return {}
+
     leaf_aliases: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     """Other libraries' names of each leaf of a batch: if one of these is found instead, an error suggests the
     leaf.

@@ -25,6 +25,8 @@ from .loading.preview import format_batch
 from .loading.row_numbers import RowNumbers
 from .mixtures.mixture import Mixture, MixtureComponent
 from .mixtures.mixture_source import ConcatRows, MixedSource
+from .preferences.preferences import Preferences
+from .preferences.reference import ReferenceLogProbabilities
 from .tables.bags import Bag, Calendar, CountVocabulary, HashBuckets, HashedIds, IntegerIds
 from .tables.click_arrays import ClickArrays, ClickExamples
 from .tables.criteo import Criteo
@@ -51,9 +53,9 @@ __all__ = [
     "ExampleSource", "Examples", "FilteredCorpus", "HashBuckets", "HashedIds", "HuggingFaceDisk", "ImageFolder",
     "IntegerIds", "IterableSource", "Jsonl", "Mds", "MegatronTokens", "MixedSource", "Mixing", "Mixture",
     "MixtureComponent", "OpenedExamples", "OpenedPart", "OpenedText", "PackedRows", "PackedSource", "PaddedCrop",
-    "PaddedRows", "Parquet", "ParquetImages", "PrefetchIterator", "PretrainedTokenizer", "PythonLibrary",
-    "RandAugment", "RandomCrop", "RecordLimits", "RowNumbers", "RowSource", "SequenceExamples", "Sequences",
-    "SyntheticClicks", "SyntheticExamples", "Table", "TextData", "TextFiles", "TokenFile", "TokenStore", "TokenWriter",
-    "Tokenizer", "WebDataset", "WebDatasetImages", "format_batch", "make_corpus", "open_corpus", "open_tokens",
-    "prefetch", "split", "split_by_hash", "split_by_time", "write_tokens",
+    "PaddedRows", "Parquet", "ParquetImages", "Preferences", "PrefetchIterator", "PretrainedTokenizer", "PythonLibrary",
+    "RandAugment", "RandomCrop", "RecordLimits", "ReferenceLogProbabilities", "RowNumbers", "RowSource",
+    "SequenceExamples", "Sequences", "SyntheticClicks", "SyntheticExamples", "Table", "TextData", "TextFiles",
+    "TokenFile", "TokenStore", "TokenWriter", "Tokenizer", "WebDataset", "WebDatasetImages", "format_batch",
+    "make_corpus", "open_corpus", "open_tokens", "prefetch", "split", "split_by_hash", "split_by_time", "write_tokens",
 ]  # fmt: skip

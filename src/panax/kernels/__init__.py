@@ -24,11 +24,13 @@ from panax.kernels.cross_entropy import (
 )
 from panax.kernels.grouped.grouped_matmul import grouped_outer, grouped_product
 from panax.kernels.kernel_choice import Kernels
+from panax.kernels.log_probabilities import linear_log_probabilities, log_probability_gradients
 from panax.kernels.registry import Kernel, KernelChoice, choose, list_kernels, register, use_kernels
 
 __all__ = [
     "AttentionCase", "CrossEntropySettings", "CrossEntropySums", "Kernel", "KernelChoice", "Kernels",
     "TimedKernels", "attention", "choose", "choose_by_timing", "chunk_tokens_within", "cross_entropy_sums",
     "cross_entropy_sums_and_gradients", "grouped_outer", "grouped_product", "linear_cross_entropy",
-    "list_kernels", "machine_key", "register", "timed_kernels_in_force", "use_kernels",
+    "linear_log_probabilities", "list_kernels", "log_probability_gradients", "machine_key", "register",
+    "timed_kernels_in_force", "use_kernels",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ once.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -110,7 +111,7 @@ def linear_cross_entropy(
         target: Hardware for which the program is compiled.
         chunk_tokens: Tokens per chunk; by default as many as fit the target's `logits_bytes`.
     """
-    chunk = _chunk_tokens(x, head, settings, target, chunk_tokens)
+    chunk = choose_chunk_tokens(x, head, settings, target, chunk_tokens)
     mask = lax.stop_gradient(mask)
     x, head, targets, mask = vary_alike(x, head, targets, mask)
     result: tuple[Array, tuple[Array, Array, Array]] = _linear_cross_entropy(x, head, targets, mask, settings, chunk)
@@ -154,7 +155,7 @@ def cross_entropy_sums(
     """Compute the sums only, with one matmul per chunk, for evaluation. Arguments as in
     `linear_cross_entropy`.
     """
-    chunk = _chunk_tokens(x, head, settings, target, chunk_tokens)
+    chunk = choose_chunk_tokens(x, head, settings, target, chunk_tokens)
     x, head, targets, mask = vary_alike(x, head, targets, mask)
     return _walk(x, head, targets, mask, settings, chunk, gradients=False)[0]
 
@@ -175,14 +176,14 @@ def cross_entropy_sums_and_gradients(
     The gradients are local: with tokens sharded over devices, the caller sums the head's gradient over them;
     with a sharded vocabulary, it sums x's gradient over `vocab_axis`. Arguments as in `linear_cross_entropy`.
     """
-    chunk = _chunk_tokens(x, head, settings, target, chunk_tokens)
+    chunk = choose_chunk_tokens(x, head, settings, target, chunk_tokens)
     x, head, targets, mask = vary_alike(x, head, targets, mask)
     sums, gradients = _walk(x, head, targets, mask, settings, chunk, gradients=True)
     d_x, d_head = gradients
     return sums, d_x, d_head
 
 
-def _chunk_tokens(
+def choose_chunk_tokens(
     x: Array, head: Array, settings: CrossEntropySettings, target: Target, chunk_tokens: int | None
 ) -> int:
     """Return the number of tokens per chunk, after checking the settings against the head."""
@@ -257,11 +258,43 @@ def _vary_as_sums(zero: Array, x: Array, settings: CrossEntropySettings) -> Arra
     return zero if settings.vocab_axis is None else lax.pmax(zero, settings.vocab_axis)
 
 
-def _chunk(x: Array, weights: Array, target: Array, weight: Array, settings: CrossEntropySettings, *, gradients: bool):
-    """Return the sums of one chunk, and the gradient of its loss sum by the logits `x @ weights.T`, in x's
-    dtype.
+class ChunkLogits(NamedTuple):
+    """The logits of a chunk, c tokens by v columns of this device's vocabulary, and their softmax.
+
+    Attributes:
+        logits: Capped; padding of the vocabulary is masked.
+        slope: Derivative of the cap; None without one.
+        real: True for columns that are not padding of the vocabulary; None if all are.
+        highest: The highest logit of each token.
+        exponential: `exp(logits - highest)`.
+        total: Sum of the exponentials over the whole vocabulary.
+        logsumexp: Logarithm of the softmax's sum.
+        is_target: True in the column of the target.
+        target_logit: The target's logit; 0 for a target outside of the vocabulary.
+        ties: Number of logits that are the highest.
+        names_word: True if the target is in the vocabulary.
+        vocab_size: Size of the whole vocabulary.
+        total_of: Sum of a value over the devices that split the vocabulary.
     """
-    wide = weight.dtype
+
+    logits: Array
+    slope: Array | None
+    real: Array | None
+    highest: Array
+    exponential: Array
+    total: Array
+    logsumexp: Array
+    is_target: Array
+    target_logit: Array
+    ties: Array
+    names_word: Array
+    vocab_size: int
+    total_of: Callable[[Array], Array]
+
+
+def chunk_logits(x: Array, weights: Array, target: Array, settings: CrossEntropySettings) -> ChunkLogits:
+    """Compute the logits `x @ weights.T` of one chunk."""
+    wide = accumulation_dtype(x.dtype)
     total_of = functools.partial(lax.psum, axis_name=settings.vocab_axis) if settings.vocab_axis else lambda part: part
     rows = weights.shape[0]
     shards = 1 if settings.vocab_axis is None else lax.axis_size(settings.vocab_axis)
@@ -297,20 +330,33 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, settings: Cro
             [jnp.where(is_target, logits, 0.0).sum(axis=-1), (logits >= highest[:, None]).astype(wide).sum(axis=-1)]
         )
     )
+    names_word = (target >= 0) & (target < vocab_size)
+    return ChunkLogits(
+        logits, slope, real, highest, exponential, total, logsumexp, is_target, target_logit, ties, names_word, vocab_size,
+        total_of,
+    )  # fmt: skip
+
+
+def _chunk(x: Array, weights: Array, target: Array, weight: Array, settings: CrossEntropySettings, *, gradients: bool):
+    """Return the sums of one chunk, and the gradient of its loss sum by the logits `x @ weights.T`, in x's
+    dtype.
+    """
+    wide = weight.dtype
+    chunk = chunk_logits(x, weights, target, settings)
+    real, logsumexp, vocab_size = chunk.real, chunk.logsumexp, chunk.vocab_size
 
     smoothing = settings.label_smoothing
     # A target outside the vocabulary has no logit. Its loss is NaN if unmasked, so that the update is
     # skipped.
-    names_word = (target >= 0) & (target < vocab_size)
-    nan = nan_for(lambda: ~names_word & (weight != 0))
-    target_logit = jnp.where(names_word, target_logit, jnp.where(weight == 0, 0.0, nan))
+    nan = nan_for(lambda: ~chunk.names_word & (weight != 0))
+    target_logit = jnp.where(chunk.names_word, chunk.target_logit, jnp.where(weight == 0, 0.0, nan))
     loss = logsumexp - (1.0 - smoothing) * target_logit
     if smoothing:
-        real_logits = logits if real is None else jnp.where(real, logits, 0.0)
-        loss -= smoothing / vocab_size * total_of(real_logits.sum(axis=-1))
+        real_logits = chunk.logits if real is None else jnp.where(real, chunk.logits, 0.0)
+        loss -= smoothing / vocab_size * chunk.total_of(real_logits.sum(axis=-1))
     z_loss_sum = settings.z_loss * (weight * logsumexp * logsumexp).sum()
     # Ties count as wrong, so that a model with constant logits scores no accuracy.
-    correct = ((target_logit >= highest) & (ties == 1)).astype(wide)
+    correct = ((target_logit >= chunk.highest) & (chunk.ties == 1)).astype(wide)
     sums = CrossEntropySums((weight * loss).sum() + z_loss_sum, weight.sum(), (weight * correct).sum(), z_loss_sum)
     if settings.vocab_axis is not None:
         sums = CrossEntropySums(
@@ -319,12 +365,14 @@ def _chunk(x: Array, weights: Array, target: Array, weight: Array, settings: Cro
     if not gradients:
         return sums, None
 
-    factor = weight * (1.0 + 2.0 * settings.z_loss * logsumexp) / total
-    d_logits = exponential * factor[:, None] - jnp.where(is_target, (1.0 - smoothing) * weight[:, None], 0.0)
+    factor = weight * (1.0 + 2.0 * settings.z_loss * logsumexp) / chunk.total
+    d_logits = chunk.exponential * factor[:, None] - jnp.where(
+        chunk.is_target, (1.0 - smoothing) * weight[:, None], 0.0
+    )
     if smoothing:
         even = (smoothing / vocab_size) * weight[:, None]
         d_logits -= even if real is None else jnp.where(real, even, 0.0)
-    d_raw = d_logits if slope is None else d_logits * slope
+    d_raw = d_logits if chunk.slope is None else d_logits * chunk.slope
     return sums, d_raw.astype(x.dtype)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .block import Block, Context
     from .embedding import Embedding, Head, PositionEmbedding
     from .feed_forward import Activation, FeedForward, GateClamp
-    from .loss import TokenLoss, token_loss
+    from .loss import TokenLoss, token_log_probabilities, token_loss
     from .mixers.delta_net import DeltaNet, DeltaNetCache
     from .mixers.state_space import StateSpace, StateSpaceCache
     from .mixers.state_space_block import StateSpaceBlock
@@ -36,7 +36,7 @@ _WHERE = {
     "moe.expert_load": ("ExpertLoadMonitor",),
     "feed_forward": ("Activation", "FeedForward", "GateClamp"),
     "attention.latent_attention": ("Latent", "LatentAttention", "LatentCache"),
-    "loss": ("TokenLoss", "token_loss"),
+    "loss": ("TokenLoss", "token_log_probabilities", "token_loss"),
     "moe.moe": ("MixtureOfExperts", "router_metrics", "router_weights"),
     "moe.moe_config": ("MoE", "register_router"),
     "norm": ("Norm",),
@@ -60,5 +60,6 @@ __all__ = [
     "LatentAttention", "LatentCache", "LinearScaling", "LongScaling", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding",
     "Rotary", "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache",
     "TableConfig", "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks", "embedding_bag",
-    "embedding_rows", "register_router", "router_metrics", "router_weights", "run_stacks", "token_loss",
+    "embedding_rows", "register_router", "router_metrics", "router_weights", "run_stacks", "token_log_probabilities",
+    "token_loss",
 ]  # fmt: skip

@@ -8,14 +8,16 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..core import current_layout, current_target
 from ..core.errors import LayoutError
 from ..core.layout.target import Target
 from ..kernels.cross_entropy import CrossEntropySettings, cross_entropy_sums, cross_entropy_sums_and_gradients
-from ..spmd import WeightOp, all_gather_sequence, apply_weight_op, gather_weight_early
-from ..spmd.weights import GatheredWeightWithGrad
+from ..kernels.log_probabilities import linear_log_probabilities, log_probability_gradients
+from ..spmd import WeightOp, all_gather_sequence, apply_weight_op, gather_weight, gather_weight_early
+from ..spmd.weights import GatheredWeight, GatheredWeightWithGrad
 
 
 class TokenLoss(NamedTuple):
@@ -46,6 +48,32 @@ def token_loss(
     head = gather_weight_early(table, "vocab embed", hidden.dtype)
     sums: tuple[jax.Array, jax.Array] = apply_weight_op(loss, _Inputs(all_gather_sequence(hidden), targets, mask), head)
     return TokenLoss(*sums)
+
+
+def token_log_probabilities(
+    hidden: Float[Array, "batch residual embed"],
+    table: Any,
+    targets: Int[Array, "batch seq"],
+    mask: Float[Array, "batch seq"],
+    settings: CrossEntropySettings = CrossEntropySettings(),  # noqa: B008
+) -> Float[Array, "batch seq"]:
+    """Compute the log-probability of each target under the softmax of `hidden · tableᵀ`, in float32.
+
+    On a mesh, they are of this device's tokens and equal along the axis that shards the vocabulary. The backward pass
+    computes the logits again: four matmuls with the table in all, where `token_loss` needs three.
+
+    Args:
+        table: The output head, a parameter with the axes `vocab embed`.
+        mask: 0 for tokens without a log-probability: theirs is 0, and has no gradient.
+        settings: The soft-cap, and the number of real rows of the table; the axis that shards the vocabulary is the mesh's.
+
+    Raises:
+        ValueError: The settings have a z-loss or label smoothing.
+    """
+    op = _TokenLogProbabilities(dataclasses.replace(settings, vocab_axis=_vocab_axis()), current_target())
+    return apply_weight_op(
+        op, _Inputs(all_gather_sequence(hidden), targets, mask), gather_weight(table, "vocab embed", hidden.dtype)
+    )
 
 
 class _Inputs(NamedTuple):
@@ -82,6 +110,28 @@ class _TokenLoss(WeightOp):
     def backward(self, saved: Any, gradient: tuple[jax.Array, jax.Array], *dtypes: Any) -> tuple[_Inputs, list[Any]]:
         dx, returned = jax.tree.map(lambda leaf: leaf * gradient[0].astype(leaf.dtype), saved)
         return _Inputs(dx, None, None), [returned]  # pyright: ignore[reportArgumentType]
+
+
+@dataclasses.dataclass(frozen=True)
+class _TokenLogProbabilities(WeightOp):
+    """The kernel of log-probabilities."""
+
+    settings: CrossEntropySettings
+    target: Target
+
+    def forward(self, inputs: _Inputs, *weights: GatheredWeight) -> tuple[jax.Array, Any]:
+        x, targets, mask = inputs.flat
+        head = weights[0].value
+        values = linear_log_probabilities(x, head, targets, mask, self.settings, target=self.target)
+        return values.reshape(inputs.targets.shape), (inputs, head)
+
+    def backward(self, saved: Any, gradient: jax.Array, *dtypes: Any) -> tuple[_Inputs, list[Any]]:
+        inputs, head = saved
+        x, targets, mask = inputs.flat
+        counted = jnp.where(mask != 0, gradient.reshape(-1), 0.0)
+        dx, dtable = log_probability_gradients(x, head, targets, counted, self.settings, target=self.target)
+        d_inputs = _Inputs(dx.reshape(inputs.hidden.shape), None, None)  # pyright: ignore[reportArgumentType]
+        return d_inputs, [dtable.astype(dtypes[0])]
 
 
 def _vocab_axis() -> str | None:

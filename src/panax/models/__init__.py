@@ -12,7 +12,12 @@ from .flops import training_flops_per_image, training_flops_per_token
 from .heads.classifier import TextClassifierTask
 from .heads.embedder import TextEmbedderTask
 from .heads.headed_task import HeadedDecoder, HeadedTask
+from .heads.reward import RewardTask
 from .lora import LoRA
+from .objectives.kto import Kto
+from .objectives.next_token import NextToken
+from .objectives.objective import DecoderObjective
+from .objectives.preference import Preference
 from .parameter_counts import count_active_parameters, count_parameters
 from .presets.decoders import PRESETS, PUBLISHED_PARAMETERS
 from .presets.moe import PUBLISHED_ACTIVE
@@ -30,9 +35,10 @@ from .vision.vit_task import VitTask
 
 __all__ = [
     "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "BaseWidth",
-    "ComputeType", "Decoder", "DecoderConfig", "DecoderTask", "DeltaNetConfig", "Dlrm", "DlrmConfig", "DlrmTask", "HeadSizes",
-    "HeadedDecoder", "HeadedTask", "HstuConfig", "HybridConfig", "LoRA", "SequenceTask", "TextClassifierTask", "TextEmbedderTask",
-    "TwoTower", "TwoTowerConfig", "TwoTowerTask", "Vit", "VitConfig", "VitTask", "compute_logits", "count_active_parameters",
+    "ComputeType", "Decoder", "DecoderConfig", "DecoderObjective", "DecoderTask", "DeltaNetConfig", "Dlrm",
+    "DlrmConfig", "DlrmTask", "HeadSizes", "HeadedDecoder", "HeadedTask", "HstuConfig", "HybridConfig", "Kto", "LoRA",
+    "NextToken", "Preference", "RewardTask", "SequenceTask", "TextClassifierTask", "TextEmbedderTask", "TwoTower",
+    "TwoTowerConfig", "TwoTowerTask", "Vit", "VitConfig", "VitTask", "compute_logits", "count_active_parameters",
     "count_parameters", "item_vectors", "query_vectors", "retrieval_metrics", "sequence_item_vectors",
     "training_flops_per_image", "training_flops_per_token", "write_vectors",
 ]  # fmt: skip

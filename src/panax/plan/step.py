@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from ..data import TextData
-from ..data.text.token_source import TEXT_LEAVES
 from ..train import CompiledStep
 from .collectives import Collective, count_collectives
 from .overlap import OverlapReport, has_async_schedule, overlapped_flops
@@ -107,4 +106,4 @@ def disable_compilation_cache() -> Iterator[None]:
 def text_batch(data: TextData) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of a batch of text, the longest if lengths vary, without opening the corpus."""
     shape = (data.batch_size, data.sequence_length)
-    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in TEXT_LEAVES.items()}
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in data.leaves.items()}

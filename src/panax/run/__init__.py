@@ -14,10 +14,11 @@ from .tools.batch_search import BatchSearch, find_batch
 from .tools.check import check
 from .tools.lr_curve import RateSearch
 from .tools.lr_search import find_lr
+from .tools.reference import add_reference
 from .tools.sweep import Sweep, sweep
 
 __all__ = [
     "BatchSearch", "EvaluateConfig", "Experiment", "LoadedModel", "PlainStep", "ProbeConfig", "RateSearch", "Result",
-    "RollbackConfig", "Run", "Sweep", "TextModel", "VerifyConfig", "check", "compile_step", "evaluate", "find_batch", "find_lr",
-    "fit", "generate_text", "load", "open_run", "prepare", "replace_data", "sweep",
+    "RollbackConfig", "Run", "Sweep", "TextModel", "VerifyConfig", "add_reference", "check", "compile_step",
+    "evaluate", "find_batch", "find_lr", "fit", "generate_text", "load", "open_run", "prepare", "replace_data", "sweep",
 ]  # fmt: skip

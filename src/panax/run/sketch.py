@@ -9,7 +9,7 @@ from ..core import DataFacts, Task
 from ..core.errors import RecipeError
 from ..core.layout.target import device_target
 from ..data import BytePairTokenizer, TextData
-from ..data.text.token_source import TEXT_AXES
+from ..data.text.token_source import leaf_axes
 from ..mesh import Placement
 from ..plan.search.auto import DeviceGroup
 from ..plan.step import text_batch
@@ -83,12 +83,12 @@ def sketch_step(
         task,
         make_program,
         lambda: text_batch(data),
-        TEXT_AXES,
+        leaf_axes(data.leaves),
         lambda: DeviceGroup.of(devices, memory_bytes, fast_domain),
         say,
     )
     program = make_program(experiment, task)
     placement = Placement.create(experiment.mesh, experiment.rules, devices, mesh_requirements(program))
     program = resolve_slow_axes(program, placement, experiment.folder, say)
-    step = CompiledStep(program, placement, TEXT_AXES)
+    step = CompiledStep(program, placement, leaf_axes(data.leaves))
     return Sketch(experiment, task, step, lambda: text_batch(data), data.sequence_length)

@@ -76,6 +76,7 @@ def check_leaves(task: Task, names: Collection[str]) -> None:
     }
     line = ", ".join(f'"{leaf}": batch["{name}"]' for leaf, name in named.items())
     hint = f"; write {{{line}}}" if likely else ""
+    hint += "".join(f"; {task.leaf_advice[leaf]}" for leaf in missing if leaf in task.leaf_advice)
     problem = (
         f"lacks {', '.join(missing)}" if missing else f"has {', '.join(likely.values())}, which {kind} does not read"
     )

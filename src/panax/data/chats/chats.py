@@ -64,10 +64,17 @@ class Chats(Validated):
                 raise RecipeError(f"date={self.date!r}; expected a day as YYYY-MM-DD, for example 2026-11-28") from None
 
     def documents(self) -> Iterator[Document | BadRecord]:
+        for where, record in self.records(field_names(self.field)):
+            yield record if isinstance(record, BadRecord) else self._conversation(record, where)
+
+    def records(self, fields: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        """Yield each record of the files, or a `BadRecord`, with its location.
+
+        Args:
+            fields: The fields to read of Parquet files.
+        """
         for name, path in open_each_local(self.files()):
-            records = self._rows(path, name) if name.lower().endswith(_PARQUET) else self._records(path, name)
-            for where, record in records:
-                yield record if isinstance(record, BadRecord) else self._conversation(record, where)
+            yield from self._rows(path, name, fields) if name.lower().endswith(_PARQUET) else self._records(path, name)
 
     def files(self) -> list[DataFile]:
         """Return the files to read."""
@@ -113,13 +120,13 @@ class Chats(Validated):
     def _records(self, path: Path, name: str) -> Iterator[tuple[str, Any]]:
         yield from read_records(path, name, self.max_record_bytes)
 
-    def _rows(self, path: Path, name: str) -> Iterator[tuple[str, Any]]:
+    def _rows(self, path: Path, name: str, fields: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         try:
             import pyarrow as arrow
         except ImportError as error:
             raise missing_library_error("pyarrow", "conversations in Parquet files", "parquet") from error
         try:
-            yield from read_nested_rows(path, name, field_names(self.field), self.max_record_bytes, _ROWS_AT_ONCE)
+            yield from read_nested_rows(path, name, fields, self.max_record_bytes, _ROWS_AT_ONCE)
         except (*ARROW_ERRORS, arrow.ArrowException) as error:
             raise read_error(name, error) from error
 

@@ -16,6 +16,7 @@ from ..formats.mds import Mds
 from ..formats.megatron import MegatronTokens
 from ..formats.records import HuggingFaceDisk, Jsonl, Parquet
 from ..formats.webdataset import WebDataset
+from ..preferences.preferences import Preferences
 from .concat import ConcatCorpus
 from .corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
 from .token_file import TokenFile
@@ -32,6 +33,7 @@ TextCorpus = (
     | HuggingFaceDisk
     | ConcatCorpus
     | Chats
+    | Preferences
     | Corpus
 )
 """Text corpora that a recipe can name, including custom ones."""

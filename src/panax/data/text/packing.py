@@ -11,7 +11,7 @@ processes.
 
 import dataclasses
 import functools
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,12 @@ class PackedRow(NamedTuple):
     position: npt.NDArray[np.int32]
 
 
+class RowArrays(Protocol):
+    """Arrays of rows by name: a `PackedRow`, which may have further leaves."""
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
 @runtime_checkable
 class PackedRowSource(Protocol):
     """Interface of the rows that a source of token batches draws from.
@@ -98,8 +104,8 @@ class PackedRowSource(Protocol):
 
     def row(self, epoch: int, index: int) -> PackedRow: ...
 
-    def read_rows(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
-        """Read rows `indices` of an epoch at once: five arrays (row, width), zero after the end of a row."""
+    def read_rows(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> RowArrays:
+        """Read rows `indices` of an epoch at once: arrays (row, width), zero after the end of a row."""
         ...
 
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
@@ -149,7 +155,7 @@ class PackedRows:
         stream_start = stream_end - self._documents.lengths[document]
         begin = np.maximum(stream_start, begins[row])
         end = np.minimum(stream_end, ends[row])
-        pieces = _Pieces(
+        pieces = Pieces(
             row=row,
             offset=begin - begins[row],
             segment=number + 1,
@@ -157,7 +163,7 @@ class PackedRows:
             length=end - begin,
             ends_document=stream_end <= ends[row],
         )
-        return _gather(self._documents.store, pieces, (len(indices), width))
+        return gather_pieces(self._documents.store, pieces, (len(indices), width))
 
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
         return self.sequence_length
@@ -234,7 +240,7 @@ class PaddedRows:
         document = self._order(epoch)[indices]
         length = self._documents.lengths[document]
         kept_lengths = np.minimum(length, self.sequence_length)
-        pieces = _Pieces(
+        pieces = Pieces(
             row=np.arange(len(indices)),
             offset=np.zeros(len(indices), np.int64),
             segment=np.ones(len(indices), np.int64),
@@ -242,7 +248,7 @@ class PaddedRows:
             length=kept_lengths,
             ends_document=kept_lengths == length,
         )
-        return _gather(self._documents.store, pieces, (len(indices), width))
+        return gather_pieces(self._documents.store, pieces, (len(indices), width))
 
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
         longest = self._documents.lengths[self._order(epoch)[indices]].max(initial=1)
@@ -292,7 +298,7 @@ def _count_without_loss(documents: Documents, sequence_length: int) -> int:
     return without
 
 
-class _Pieces(NamedTuple):
+class Pieces(NamedTuple):
     """Runs of tokens that are contiguous both in the token file and in a row, ordered by row and offset.
 
     Attributes:
@@ -316,7 +322,7 @@ def _first(rows: PackedRow) -> PackedRow:
     return PackedRow(rows.tokens[0], rows.targets[0], rows.loss_mask[0], rows.segment[0], rows.position[0])
 
 
-def _gather(store: TokenStore, pieces: _Pieces, shape: tuple[int, int]) -> PackedRow:
+def gather_pieces(store: TokenStore, pieces: Pieces, shape: tuple[int, int]) -> PackedRow:
     """Assemble rows from their pieces together: each leaf is written in a few passes, regardless of the number of
     rows."""
     size = shape[0] * shape[1]
@@ -355,7 +361,7 @@ def _gather(store: TokenStore, pieces: _Pieces, shape: tuple[int, int]) -> Packe
 
 
 def _copy_pieces(
-    source: np.ndarray, pieces: _Pieces, destination: npt.NDArray[np.int64], run: npt.NDArray[np.int64], dtype: type
+    source: np.ndarray, pieces: Pieces, destination: npt.NDArray[np.int64], run: npt.NDArray[np.int64], dtype: type
 ) -> np.ndarray:
     """Copy each piece separately; positions between pieces are zero."""
     out = np.zeros(int(run.sum()), dtype)
@@ -365,7 +371,7 @@ def _copy_pieces(
 
 
 def _copy_by_index(
-    source: np.ndarray, pieces: _Pieces, destination: npt.NDArray[np.int64], run: npt.NDArray[np.int64], dtype: type
+    source: np.ndarray, pieces: Pieces, destination: npt.NDArray[np.int64], run: npt.NDArray[np.int64], dtype: type
 ) -> np.ndarray:
     """Copy all pieces by one gather; positions between pieces hold the tokens that follow them in the
     file."""

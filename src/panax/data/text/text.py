@@ -18,13 +18,15 @@ from ..files.skipped_files import describe_skipped_corpus_files
 from ..mixtures.mixture import Mixture
 from ..mixtures.mixture_source import ConcatRows, MixedSource, derive_part_seed
 from .corpus import PythonLibrary
+from .encoding import inner_corpus
 from .filtered_corpus import FilteredCorpus, PlainCorpus
+from .grouped import GroupedCorpus, GroupedRows
 from .packing import Documents, PackedRows, PaddedRows, permutation
 from .record_checks import RecordLimits
 from .row_lengths import describe_lengths, describe_skipped_documents
 from .text_bytes import bytes_per_target
 from .token_file import TokenFile
-from .token_source import PackedSource
+from .token_source import TEXT_LEAVES, PackedSource
 from .tokenization import open_corpora
 from .tokenizer import BytePairTokenizer, PretrainedTokenizer, Progress, Tokenizer
 from .tokens import TokenStore
@@ -87,6 +89,13 @@ class TextData(Validated):
                 "a TokenFile holds tokens, so no tokenizer can be trained on it; name the one that made it with "
                 "tokenizer=PretrainedTokenizer(path=...), or set tokenizer=None"
             )
+        parts = self._corpora()
+        grouped = [name for name, corpus in parts.items() if _grouped(corpus) is not None]
+        if grouped and len(parts) > 1:
+            raise RecipeError(
+                f"part {grouped[0]!r} of the mixture is a {type(parts[grouped[0]]).__name__}, which trains alone; name all its "
+                f"files in one, in place of the mixture"
+            )
         if self.tokenizer is None and not all(are_tokens):
             raise RecipeError("tokenizer=None; a corpus of text needs one, for example BytePairTokenizer()")
 
@@ -104,7 +113,10 @@ class TextData(Validated):
         limits = RecordLimits(max_characters=self.max_characters, max_bad_records=self.max_bad_records)
         root = cache_directory(self.cache_dir)
         tokenizer, stores = open_corpora(list(corpora.values()), self.tokenizer, root, progress, limits)
-        parts = {name: OpenedPart(*split(store, self.held_out)) for name, store in zip(corpora, stores, strict=True)}
+        parts = {
+            name: OpenedPart(*split(store, self.held_out, group=_group_size(corpus)))
+            for (name, corpus), store in zip(corpora.items(), stores, strict=True)
+        }
         return OpenedText(
             train=self._train(parts),
             held_out=self._held_out(parts) if self.held_out else None,
@@ -113,6 +125,7 @@ class TextData(Validated):
             parts=parts,
             notes=() if tokenizer is None else self._notes(tokenizer),
             account=self._account(corpora, parts),
+            has_groups=any(_grouped(corpus) is not None for corpus in corpora.values()),
         )
 
     def _account(
@@ -155,6 +168,9 @@ class TextData(Validated):
             if documents is None:
                 continue
             rows = self._rows(documents, name)
+            if not isinstance(rows, PackedRows | PaddedRows):
+                yield rows.describe(which.replace("documents", "pairs"))
+                continue
             yield describe_lengths(rows, documents, which, self.batch_size)
             if (
                 isinstance(rows, PaddedRows)
@@ -176,6 +192,12 @@ class TextData(Validated):
             f"data.tokenizer.add_bos=False omits it",
         )
 
+    @property
+    def leaves(self) -> Mapping[str, type]:
+        """Names and dtypes of a batch's leaves, each (batch, seq)."""
+        corpus = _grouped(next(iter(self._corpora().values())))
+        return TEXT_LEAVES if corpus is None else corpus.leaves
+
     def _corpora(self) -> Mapping[str, PlainCorpus | FilteredCorpus]:
         """Return the corpora by the names of the mixture's parts; a single corpus has the name ""."""
         if isinstance(self.corpus, Mixture):
@@ -193,11 +215,25 @@ class TextData(Validated):
         judged = rows[0] if len(rows) == 1 else ConcatRows(rows, seed=self.seed)
         return PackedSource(judged, batch_size=self.batch_size, epochs=1)
 
-    def _rows(self, documents: Documents, name: str) -> PackedRows | PaddedRows:
+    def _rows(self, documents: Documents, name: str) -> PackedRows | PaddedRows | GroupedRows:
         seed = derive_part_seed(self.seed, name) if name else self.seed
+        corpus = _grouped(self._corpora()[name])
+        if corpus is not None:
+            return corpus.make_rows(documents, self, seed)
         if self.packing:
             return PackedRows(documents, sequence_length=self.sequence_length, seed=seed)
         return PaddedRows(documents, sequence_length=self.sequence_length, seed=seed, buckets=self.buckets)
+
+
+def _grouped(corpus: PlainCorpus | FilteredCorpus) -> GroupedCorpus | None:
+    """Return the corpus of which documents belong together, without a filter; None for others."""
+    inner = corpus if isinstance(corpus, TokenFile) else inner_corpus(corpus)
+    return inner if isinstance(inner, GroupedCorpus) else None
+
+
+def _group_size(corpus: PlainCorpus | FilteredCorpus) -> int:
+    grouped = _grouped(corpus)
+    return 1 if grouped is None else grouped.documents_per_group
 
 
 class OpenedPart(NamedTuple):
@@ -225,6 +261,7 @@ class OpenedText:
         notes: Notes for the user on the tokenization.
         account: Lines on the files and documents read, how they fit into rows, and what is skipped or
             truncated.
+        has_groups: True if documents belong together, so that a loss is not one of each target.
     """
 
     train: PackedSource | MixedSource
@@ -234,6 +271,7 @@ class OpenedText:
     parts: Mapping[str, OpenedPart]
     notes: tuple[str, ...] = ()
     account: tuple[str, ...] = ()
+    has_groups: bool = False
 
     @property
     def training_documents(self) -> Documents:
@@ -260,8 +298,10 @@ class OpenedText:
 
         A model that does not get below this has learnt nothing about order. Without held-out documents it is
         measured on the training text. The parts of a mixture count by size, not by weight. NaN if no target
-        carries loss.
+        carries loss, or the documents belong together.
         """
+        if self.has_groups:
+            return math.nan
         counts, judged = np.zeros((2, self.vocab_size), np.int64)
         for part in self.parts.values():
             every = part.training.store.target_counts
@@ -279,19 +319,20 @@ class OpenedText:
 
         It converts a loss to bits per byte, which is comparable between tokenizers.
         """
-        if self.tokenizer is None:
+        if self.tokenizer is None or self.has_groups:
             return None
         parts = self.parts.values()
         judged = [part.held_out for part in parts if part.held_out is not None] or [part.training for part in parts]
         return bytes_per_target(judged, self.tokenizer)
 
 
-def split(store: TokenStore, held_out: float | int) -> tuple[Documents, Documents | None]:
+def split(store: TokenStore, held_out: float | int, *, group: int = 1) -> tuple[Documents, Documents | None]:
     """Split the documents into training and held-out ones; a single document is split near its end.
 
     Args:
         store: The token file.
         held_out: A fraction if below 1, of at least one document; else a number; 0 for none.
+        group: Number of adjacent documents that stay together; `held_out` then counts groups.
 
     Raises:
         DataError: Nothing would be left to train on.
@@ -313,14 +354,18 @@ def split(store: TokenStore, held_out: float | int) -> tuple[Documents, Document
         return documents(f"without-last-{kept}", starts, first), documents(
             f"last-{kept}", starts + first, lengths - first
         )
-    count = max(round(len(starts) * held_out), 1) if held_out < 1 else int(held_out)
-    if count >= len(starts):
+    total = len(starts) // group
+    count = max(round(total * held_out), 1) if held_out < 1 else int(held_out)
+    if count >= total:
+        what = "documents" if group == 1 else f"groups of {group} documents"
         raise DataError(
-            f"held_out={held_out} keeps {count} of {len(starts)} documents from training; expected fewer: lower it, "
+            f"held_out={held_out} keeps {count} of {total} {what} from training; expected fewer: lower it, "
             "or set held_out=0"
         )
-    order = permutation(len(starts), seed=0, epoch=0, purpose="held_out")
-    kept, rest = np.sort(order[:count]), np.sort(order[count:])
+    order = permutation(total, seed=0, epoch=0, purpose="held_out")
+    kept, rest = (
+        (np.sort(part)[:, None] * group + np.arange(group)).reshape(-1) for part in (order[:count], order[count:])
+    )
     return (
         documents(f"without-{count}", starts[rest], lengths[rest]),
         documents(f"held-out-{count}", starts[kept], lengths[kept]),

@@ -1,6 +1,6 @@
 """The source of token batches: global batches in an order fixed by the seed, starting at any position."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -18,6 +18,17 @@ TEXT_LEAVES = {
 """The leaves of a text batch, each (batch, seq)."""
 
 TEXT_AXES: Mapping[str, Axes] = MappingProxyType(dict.fromkeys(PackedRow._fields, ("batch", "seq")))
+
+
+def row_leaves(rows: PackedRowSource) -> Mapping[str, type]:
+    """Return the leaves of a batch of these rows, by name, with the dtype of each."""
+    return getattr(rows, "leaves", TEXT_LEAVES)
+
+
+def leaf_axes(leaves: Iterable[str]) -> Mapping[str, Axes]:
+    """Return the logical axes of a text batch's leaves."""
+    return MappingProxyType(dict.fromkeys(leaves, ("batch", "seq")))
+
 
 WantedRows = Sequence[int] | npt.NDArray[np.integer]
 """Indices of the rows to make of each global batch, ascending."""
@@ -96,7 +107,7 @@ class PackedSource:
 
     @property
     def axes(self) -> Mapping[str, Axes]:
-        return TEXT_AXES
+        return leaf_axes(row_leaves(self.rows))
 
     @property
     def resume(self) -> Literal["exact", "replay"]:
@@ -213,14 +224,14 @@ def gather_rows(parts: Sequence[PackedRowSource], locations: RowLocations, width
         if len(slots) == num_rows:
             return parts[part].read_rows(epoch, locations.row, width)._asdict()
         rows = parts[part].read_rows(epoch, locations.row[slots], width)._asdict()
-        batch = batch or _empty(num_rows, width)
+        batch = batch or _empty(parts, num_rows, width)
         for name, leaf in rows.items():
             batch[name][slots] = leaf
-    return batch or _empty(num_rows, width)
+    return batch or _empty(parts, num_rows, width)
 
 
-def _empty(rows: int, width: int) -> dict[str, np.ndarray]:
-    return {name: np.zeros((rows, width), dtype) for name, dtype in TEXT_LEAVES.items()}
+def _empty(parts: Sequence[PackedRowSource], rows: int, width: int) -> dict[str, np.ndarray]:
+    return {name: np.zeros((rows, width), dtype) for name, dtype in row_leaves(parts[0]).items()}
 
 
 def _groups(locations: RowLocations) -> Iterator[tuple[int, int, npt.NDArray[np.int64]]]:

@@ -1,4 +1,4 @@
-"""The decoder as a `Task`: next-token prediction on packed documents."""
+"""The decoder as a `Task`: next-token prediction on packed documents, or another objective."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ...core import Axes, Batch, DataFacts, Loss, Mean, Sum, named_leaves
+from ...core import Axes, Batch, DataFacts, named_leaves
 from ...core.batch_checks import MASK_LEAF, WEIGHT_RANGE, LeafRange, id_range
 from ...core.errors import RecipeError
 from ...core.layout.layout import axis_size
@@ -17,14 +17,16 @@ from ...core.measures import Losses, Metrics
 from ...core.task import MatmulPrecision
 from ...core.validation import Validated
 from ...kernels import CrossEntropySettings
-from ...layers import Context, ExpertLoadMonitor, RouterTerms, StagedTask, router_metrics, router_weights, token_loss
-from ...layers.stages.staged_task import ComputeType, FloatType
+from ...layers import Context, ExpertLoadMonitor, RouterTerms, StagedTask, router_metrics, router_weights
+from ...layers.stages.staged_task import STAGE, ComputeType, FloatType
 from ...parallel import ContextAttention, Pipeline, RematPolicy
 from ...parallel.context import sequence_positions
 from ...spmd import ValueState, assert_sharding, local_sequence, psum_over_tokens
 from ...spmd.composite.low_rank import low_rank_mask
 from ..leaf_names import LEAF_ALIASES
 from ..lora import LoRA, add_adapters
+from ..objectives.next_token import NextToken
+from ..objectives.objective import DecoderObjective, VocabularyHead
 from ..task_metrics import TokenMetric, check_names, compute_token_metrics, metrics_field
 from .base_width import BaseWidth
 from .config import DecoderConfig
@@ -33,12 +35,17 @@ from .logits import gather_logits
 from .model import Decoder, layer_state
 from .transformers_batch import to_decoder_axes, to_decoder_batch
 
+_BATCH_AXES: Mapping[str, Axes] = MappingProxyType(
+    dict.fromkeys(("tokens", "targets", MASK_LEAF, "segment", "position"), ("batch", "seq"))
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderTask(Validated, StagedTask):
     """Train a decoder on batches with the leaves `tokens`, `targets`, `loss_mask` and, if packed, `segment` and `position`.
 
     Attributes:
+        objective: Losses and metrics: of the next token by default, or for example of pairs of answers (`Preference`).
         compute_dtype: Dtype of activations and matmuls, see `StagedTask`; sums accumulate in float32.
         parameter_dtype: Dtype of parameters, gradients and optimizer moments.
         matmul_precision: Precision of float32 matmuls; None for the platform's default (bfloat16 on TPUs,
@@ -69,26 +76,49 @@ class DecoderTask(Validated, StagedTask):
     context_attention: ContextAttention = "auto"
     base: BaseWidth | None = None
     adapter: LoRA | None = None
+    objective: DecoderObjective = NextToken()  # noqa: RUF009
 
     generates = True
     leaf_aliases = LEAF_ALIASES
-
-    required_leaves = frozenset({"tokens", "targets", MASK_LEAF})
-    batch_axes = MappingProxyType(
-        dict.fromkeys(("tokens", "targets", "loss_mask", "segment", "position"), ("batch", "seq"))
-    )
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
             raise RecipeError(f"task.label_smoothing={self.label_smoothing}; expected a share in [0, 1)")
         if self.z_loss < 0.0:
             raise RecipeError(f"task.z_loss={self.z_loss}; expected 0 or more")
+        for name in ("z_loss", "label_smoothing"):
+            if getattr(self, name) and not self.objective.reads_cross_entropy_terms:
+                raise RecipeError(
+                    f"task.{name}={getattr(self, name)} has no effect with task.objective={type(self.objective).__name__}; "
+                    f"remove it"
+                )
         check_names(self.metrics)
         self.check_precision()
         if self.base is not None:
             self.base.check(self.model)
             if self.adapter is not None:
                 raise RecipeError("task.base has no rule for adapters; remove it, or task.adapter")
+
+    @property
+    def required_leaves(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.objective.required_leaves
+
+    @property
+    def leaf_advice(self) -> Mapping[str, str]:
+        return self.objective.leaf_advice
+
+    @property
+    def batch_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return _BATCH_AXES if not self.objective.leaf_axes else {**_BATCH_AXES, **self.objective.leaf_axes}
+
+    @property
+    def mesh_axes(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        # A pipeline evaluates rows in parts.
+        return StagedTask.mesh_axes if self.objective.sums_over_rows else StagedTask.mesh_axes - {STAGE}
+
+    @property
+    def sums_over_rows(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.objective.sums_over_rows
 
     @property
     def mup_base_task(self) -> "DecoderTask | None":
@@ -109,6 +139,7 @@ class DecoderTask(Validated, StagedTask):
             "targets": id_range(self.model.vocab_size, counted_by=MASK_LEAF, advice=words),
             "segment": LeafRange(0, integral=True),
             "position": id_range(self.model.max_length, advice=length),
+            **self.objective.leaf_ranges,
         }
 
     def convert_batch(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -162,17 +193,17 @@ class DecoderTask(Validated, StagedTask):
         return {"router_bias": jnp.zeros((len(self.model.mixture_layers), moe.experts), jnp.float32)}
 
     def loss_weights(self, params: Any, state: Any, micro_batches: Batch, key: jax.Array) -> Mapping[str, jax.Array]:
-        weights = {"cross_entropy": micro_batches["loss_mask"].sum()}
+        weights = self.objective.loss_weights(micro_batches)
         moe = self.model.feed_forward
         if moe is None or not self.model.mixture_layers:
             return weights
-        return weights | router_weights(moe, self.count_tokens(micro_batches))
+        return {**weights, **router_weights(moe, self.count_tokens(micro_batches))}
 
     def enter(self, params: Decoder, batch: Batch, context: Context) -> Float[Array, "batch residual embed"]:
         return params.enter(batch["tokens"], context, self.weight_dtype)
 
     def targets(self, batch: Batch) -> Mapping[str, jax.Array]:
-        return {name: batch[name] for name in ("targets", "loss_mask")}
+        return self.objective.targets(batch)
 
     def compute_metrics(
         self,
@@ -181,20 +212,21 @@ class DecoderTask(Validated, StagedTask):
         targets: Mapping[str, jax.Array],
         train: bool,
     ) -> tuple[Losses, Metrics]:
-        model, mask = self.model, targets["loss_mask"]
+        model = self.model
         settings = CrossEntropySettings(
             soft_cap=model.logit_soft_cap,
             z_loss=self.z_loss if train else 0.0,
             label_smoothing=self.label_smoothing if train else 0.0,
             vocab_size=None if model.vocab_size == model.vocab_rows else model.vocab_size,
         )
-        sums = token_loss(params.normalize(items), params.output_table, targets["targets"], mask, settings)
-        weight = mask.sum()
-        losses = {"cross_entropy": Loss(sums.loss, weight)}
-        metrics = {"accuracy": Mean(sums.correct, weight), "tokens": Sum(weight)}
+        head = VocabularyHead(params.normalize(items), params.output_table, settings)
+        losses, metrics = self.objective.compute(head, targets, train)
         if self.metrics and not train:
             logits = gather_logits(params, params.normalize(items))
-            metrics |= compute_token_metrics(self.metrics, logits, targets["targets"], mask)
+            metrics = {
+                **metrics,
+                **compute_token_metrics(self.metrics, logits, targets["targets"], targets[MASK_LEAF]),
+            }
         return losses, metrics
 
     def layer_state(self, state: Any) -> Any:

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 DATA_CLASSES = {
     name: getattr(sources, name)
     for name in (
-        "TextData", "PythonLibrary", "TextFiles", "Chats", "Jsonl", "Parquet", "Arrow", "ArrayRecord", "WebDataset", "Mds",
-        "HuggingFaceDisk", "TokenFile", "MegatronTokens", "FilteredCorpus", "ConcatCorpus", "Mixture", "MixtureComponent",
-        "BytePairTokenizer", "PretrainedTokenizer", "ExampleData", "ImageFolder", "ParquetImages", "WebDatasetImages",
-        "Digits", "Table", "Bag", "IntegerIds", "HashBuckets", "HashedIds", "CountVocabulary", "Calendar", "Sequences", "Criteo",
-        "ClickArrays", "SyntheticClicks", "Augmentation", "PaddedCrop", "RandomCrop", "RandAugment", "Mixing",
+        "TextData", "PythonLibrary", "TextFiles", "Chats", "Preferences", "Jsonl", "Parquet", "Arrow", "ArrayRecord",
+        "WebDataset", "Mds", "HuggingFaceDisk", "TokenFile", "MegatronTokens", "FilteredCorpus", "ConcatCorpus",
+        "Mixture", "MixtureComponent", "BytePairTokenizer", "PretrainedTokenizer", "ExampleData", "ImageFolder",
+        "ParquetImages", "WebDatasetImages", "Digits", "Table", "Bag", "IntegerIds", "HashBuckets", "HashedIds",
+        "CountVocabulary", "Calendar", "Sequences", "Criteo", "ClickArrays", "SyntheticClicks", "Augmentation",
+        "PaddedCrop", "RandomCrop", "RandAugment", "Mixing",
     )
 }  # fmt: skip
 """Classes that a run's settings may name as its data; nothing else is built from a file."""

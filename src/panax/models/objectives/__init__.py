@@ -1,0 +1,1 @@
+"""Objectives of a decoder: what its hidden states are trained for."""

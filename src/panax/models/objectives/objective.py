@@ -1,0 +1,83 @@
+"""`DecoderObjective`: the losses and metrics of a decoder's hidden states, as a value of its task.
+
+The task does everything else: the model, meshes, pipelines, micro-batches, adapters and checkpoints. An objective
+is a list of terms, each a sum with its own weight over the global batch, so that packing, sharding and uneven
+micro-batches change nothing.
+"""
+
+import abc
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+from jaxtyping import Array, Float, Int
+
+from ...core import Axes, Batch
+from ...core.batch_checks import MASK_LEAF, LeafRange
+from ...core.measures import Losses, Metrics
+from ...kernels import CrossEntropySettings
+from ...layers import TokenLoss, token_log_probabilities, token_loss
+
+
+class VocabularyHead(NamedTuple):
+    """The final hidden states of a (micro-)batch, and the table that gives their logits.
+
+    In a pipeline these are a stage's share of all positions, as one row.
+
+    Attributes:
+        hidden: Normalized hidden states.
+        table: The output table, a parameter with the axes `vocab embed`.
+        settings: The soft-cap and the vocabulary, with the task's z-loss and label smoothing in training.
+    """
+
+    hidden: Float[Array, "batch residual embed"]
+    table: Any
+    settings: CrossEntropySettings
+
+    def token_loss(self, targets: Int[Array, "batch seq"], mask: Float[Array, "batch seq"]) -> TokenLoss:
+        """Compute the cross-entropy, summed over targets by the mask."""
+        return token_loss(self.hidden, self.table, targets, mask, self.settings)
+
+    def log_probabilities(
+        self, targets: Int[Array, "batch seq"], mask: Float[Array, "batch seq"]
+    ) -> Float[Array, "batch seq"]:
+        """Compute the log-probability of each target; 0 if its mask is 0."""
+        return token_log_probabilities(self.hidden, self.table, targets, mask, self.settings)
+
+
+class DecoderObjective(abc.ABC):
+    """Base of objectives: frozen dataclasses without arrays.
+
+    Attributes:
+        required_leaves: Leaves that a batch must have.
+        leaf_axes: Logical axes of leaves that other objectives don't read.
+        reads_cross_entropy_terms: True if the task's `z_loss` and `label_smoothing` have an effect.
+        sums_over_rows: False if the loss changes when a batch is processed in parts; micro-batches are then an error.
+    """
+
+    required_leaves: frozenset[str] = frozenset({"tokens", "targets", MASK_LEAF})
+    leaf_axes: Mapping[str, Axes] = MappingProxyType({})
+    reads_cross_entropy_terms: ClassVar[bool] = False
+    sums_over_rows: ClassVar[bool] = True
+
+    @property
+    def leaf_ranges(self) -> Mapping[str, LeafRange]:
+        """Return the values that the leaves of `leaf_axes` may hold."""
+        return {}
+
+    @property
+    def leaf_advice(self) -> Mapping[str, str]:
+        """Return how to get a leaf that a batch lacks, for messages."""
+        return {}
+
+    @abc.abstractmethod
+    def loss_weights(self, batch: Batch) -> Mapping[str, Float[Array, ""]]:
+        """Return each loss's weight, summed over this device's part of a batch, or of all micro-batches."""
+
+    def targets(self, batch: Batch) -> Mapping[str, Array]:
+        """Return what `compute` reads of a batch: leaves with one value per position, 0 for padding."""
+        return {name: batch[name] for name in ("targets", MASK_LEAF)}
+
+    @abc.abstractmethod
+    def compute(self, head: VocabularyHead, targets: Mapping[str, Array], train: bool) -> tuple[Losses, Metrics]:
+        """Compute losses and metrics of this device's positions, as sums."""

@@ -1,0 +1,212 @@
+"""`Preference`: learn from pairs of answers, of which one is better (DPO and its kin)."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ...core import Axes, Batch, Loss, Mean, Sum
+from ...core.batch_checks import MASK_LEAF, LeafRange
+from ...core.errors import RecipeError
+from ...core.measures import Losses, Metrics
+from ...core.validation import Validated
+from .objective import DecoderObjective, VocabularyHead
+from .pair_checks import check_pairs, count_chosen_starts, mark_chosen
+from .preference_losses import PREFERENCE_LOSSES, Answers, Divergence, PairLoss, Pairs, PreferenceLoss
+from .segment_totals import find_slots, sum_own_positions, sum_segments
+
+REFERENCE_LEAF = "reference_log_probability"
+"""Leaf with the reference model's log-probability of each target."""
+
+REFERENCE_RANGE = LeafRange(
+    counted_by=MASK_LEAF, advice="compute it for these pairs, as they are cut to rows, with panax.add_reference"
+)
+"""Finite wherever a target has loss."""
+
+_DEFAULTS = {"label_smoothing": 0.0, "divergence": "reverse_kl", "temperature": 0.05, "target_margin": 0.5}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preference(Validated, DecoderObjective):
+    """Raise the probability of chosen answers over that of rejected ones.
+
+    A pair lies in one row: its chosen answer, after the prompt, is a segment of odd number, its rejected one, after the
+    same prompt, the next segment; a row may have several pairs. So rows stay independent, and a pair is never
+    split over micro-batches. `loss_mask` is 1 for the targets in answers.
+    A reference model's log-probabilities come with the batch, one for each target, as the leaf
+    `reference_log_probability`: they are computed once, by `compute_reference`, and no second model is in memory.
+
+    The loss is the mean over the pairs of the global batch. With `sft_weight`, the mean cross-entropy of the chosen
+    answers' targets, over those of the global batch, is added.
+
+    Sources: DPO (arXiv:2305.18290); of other losses, in `preference_losses.py`.
+
+    Attributes:
+        loss: The loss of a pair, by TRL's names.
+        beta: Strength of the bond to the reference model, or the scale of the margin.
+        other_losses: Further losses of the same pairs, each with its weight.
+        sft_weight: Weight of the cross-entropy of chosen answers. None: 1 for orpo and cpo, which have it, else 0.
+        label_smoothing: Share of pairs that are labeled the wrong way round.
+        reference_free: Take a reference model of equal log-probabilities for all answers.
+        divergence: The f-divergence that binds the model to the reference.
+        divergence_alpha: Exponent of the alpha divergence.
+        temperature: Of discopop's mixture.
+        target_margin: Margin that simpo asks for, in units of the scaled margin.
+    """
+
+    loss: PreferenceLoss = "sigmoid"
+    beta: float = 0.1
+    other_losses: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    sft_weight: float | None = None
+    label_smoothing: float = 0.0
+    reference_free: bool = False
+    divergence: Divergence = "reverse_kl"
+    divergence_alpha: float = 0.5
+    temperature: float = 0.05
+    target_margin: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in self.other_losses:
+            if name not in PREFERENCE_LOSSES or name == self.loss:
+                raise RecipeError(
+                    f"objective.other_losses has {name!r}; expected losses other than loss={self.loss!r}, of "
+                    f"{', '.join(PREFERENCE_LOSSES)}"
+                )
+        for name in ("beta", "temperature", "divergence_alpha"):
+            if not getattr(self, name) > 0.0:
+                raise RecipeError(f"objective.{name}={getattr(self, name)}; expected a positive number")
+        if self.divergence_alpha == 1.0:
+            raise RecipeError('objective.divergence_alpha=1.0; its limit is divergence="reverse_kl": set that')
+        if (self.sft_weight or 0.0) < 0.0:
+            raise RecipeError(f"objective.sft_weight={self.sft_weight}; expected 0 or more")
+        if not 0.0 <= self.label_smoothing < 0.5:
+            raise RecipeError(
+                f"objective.label_smoothing={self.label_smoothing}; expected a share in [0, 0.5): with half of the pairs the "
+                f"wrong way round there is nothing to learn"
+            )
+        if "exo_pair" in self._table and not self.label_smoothing:
+            raise RecipeError("objective.label_smoothing=0 makes the loss exo_pair infinite; set a share such as 1e-3")
+        self._check_effects()
+
+    def _check_effects(self) -> None:
+        """Check that each setting has an effect."""
+        names = ", ".join(self._table)
+        used = frozenset[str]().union(*(loss.settings for loss in self._table.values()))
+        for name, default in _DEFAULTS.items():
+            if getattr(self, name) != default and name not in used:
+                raise RecipeError(
+                    f"objective.{name}={getattr(self, name)!r} has no effect on the loss {names}; remove it"
+                )
+        if self.divergence_alpha != 0.5 and self.divergence != "alpha":
+            raise RecipeError(
+                f"objective.divergence_alpha={self.divergence_alpha} has no effect with "
+                f"divergence={self.divergence!r}; remove it"
+            )
+        if self.reference_free and not any(loss.has_reference for loss in self._table.values()):
+            raise RecipeError(f"objective.reference_free has no effect: {names} has no reference model; remove it")
+
+    @property
+    def _table(self) -> Mapping[str, PairLoss]:
+        return {name: PREFERENCE_LOSSES[name] for name in (self.loss, *self.other_losses)}
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if batches must have the reference model's log-probabilities."""
+        return not self.reference_free and any(loss.has_reference for loss in self._table.values())
+
+    @property
+    def chosen_weight(self) -> float:
+        """The weight of the cross-entropy of chosen answers."""
+        return PREFERENCE_LOSSES[self.loss].sft_weight if self.sft_weight is None else self.sft_weight
+
+    @property
+    def required_leaves(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return DecoderObjective.required_leaves | {"segment", "position", *self.leaf_axes}
+
+    @property
+    def leaf_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return {REFERENCE_LEAF: ("batch", "seq")} if self.needs_reference else MappingProxyType({})
+
+    @property
+    def leaf_ranges(self) -> Mapping[str, LeafRange]:
+        return {REFERENCE_LEAF: REFERENCE_RANGE} if self.needs_reference else {}
+
+    @property
+    def leaf_advice(self) -> Mapping[str, str]:
+        return {
+            REFERENCE_LEAF: f"the loss {self.loss} compares with a reference model: for a corpus of Preferences call "
+            f"panax.add_reference(experiment), which evaluates it once, or choose reference_free=True, or a loss without a "
+            f"reference model: orpo, simpo, cpo"
+        }
+
+    def loss_weights(self, batch: Batch) -> Mapping[str, Float[Array, ""]]:
+        weights = dict.fromkeys(self._names, count_chosen_starts(batch))
+        return weights | {"sft": (batch[MASK_LEAF] * mark_chosen(batch)).sum()} if self.chosen_weight else weights
+
+    @property
+    def _names(self) -> Mapping[str, str]:
+        """Names of reported losses, with those of the table."""
+        return {"preference": self.loss, **{f"preference_{name}": name for name in self.other_losses}}
+
+    def targets(self, batch: Batch) -> Mapping[str, Array]:
+        slots = find_slots(batch)
+        leaves = {
+            **super().targets(batch),
+            "slot": slots.slot,
+            "starts": slots.starts,
+            "chosen": mark_chosen(batch),
+            "stray": slots.stray,
+        }
+        return leaves | {name: batch[name] for name in self.leaf_axes}
+
+    def compute(self, head: VocabularyHead, targets: Mapping[str, Array], train: bool) -> tuple[Losses, Metrics]:
+        mask, slot, starts = targets[MASK_LEAF], targets["slot"], targets["starts"]
+        log_probability = head.log_probabilities(targets["targets"], mask)
+        reference = jnp.where(mask != 0, targets.get(REFERENCE_LEAF, jnp.zeros_like(mask)), 0.0)
+        values = jnp.stack([log_probability * mask, reference * mask, mask, starts], axis=-1)
+        sums = sum_segments(values, slot).reshape(-1, 2, values.shape[-1])
+        pairs = _present(sums)
+        # 1 for the pairs with a chosen answer that begins on this device.
+        counted = sum_own_positions((starts * targets["chosen"])[..., None], slot).reshape(-1, 2)[:, 0]
+        weight = (starts * targets["chosen"]).sum()
+        losses = {
+            name: Loss((loss(pairs) * counted).sum(), weight, self.other_losses.get(table_name, 1.0))
+            for name, table_name in self._names.items()
+            for loss in [self._loss(table_name)]
+        }
+        if self.chosen_weight:
+            of_chosen = mask * targets["chosen"]
+            losses["sft"] = Loss(-(log_probability * of_chosen).sum(), of_chosen.sum(), self.chosen_weight)
+        metrics = {name: Mean((value * counted).sum(), weight) for name, value in self._metrics(pairs)}
+        faults = check_pairs(jax.lax.stop_gradient(sums[:, :, 2:]), targets["stray"])
+        return losses, {**metrics, "tokens": Sum(mask.sum()), "pairs": Sum(weight), **faults}
+
+    def _loss(self, name: str) -> Any:
+        loss = PREFERENCE_LOSSES[name]
+        return lambda pairs: loss.compute(pairs, self)
+
+    def _metrics(self, pairs: Pairs) -> Iterator[tuple[str, Float[Array, " pair"]]]:
+        """Yield TRL's metrics of each pair."""
+        averages = PREFERENCE_LOSSES[self.loss].averages
+        chosen, rejected = (each.average if averages else each.log_probability for each in pairs)
+        rewards = [
+            self.beta * (each.average if averages else each.ratio if self.needs_reference else each.log_probability)
+            for each in pairs
+        ]
+        yield "rewards/chosen", rewards[0]
+        yield "rewards/rejected", rewards[1]
+        yield "rewards/margins", rewards[0] - rewards[1]
+        yield "rewards/accuracies", (rewards[0] > rewards[1]).astype(jnp.float32)
+        yield "logps/chosen", chosen
+        yield "logps/rejected", rejected
+
+
+def _present(sums: Float[Array, "pair 2 value"]) -> Pairs:
+    """Return the pairs; those that do not exist have values at which each loss and its derivative are finite."""
+    exists = (sums[:, :, 2] > 0).all(axis=1)
+    columns = [jnp.where(exists[:, None], sums[:, :, place], value) for place, value in enumerate((-1.0, -1.0, 1.0))]
+    return Pairs(*(Answers(*(column[:, side] for column in columns)) for side in (0, 1)))

@@ -1,0 +1,128 @@
+"""`add_reference`: log-probabilities of a reference model, computed once and joined to an experiment's pairs."""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ...comms import Comms
+from ...core import named_leaves
+from ...core.errors import RecipeError, describe_type
+from ...data import PackedSource, Preferences, ReferenceLogProbabilities, TextData
+from ...data.files.cache import cache_directory, read_or_build
+from ...data.files.files import fingerprint
+from ...data.preferences.reference import load_reference
+from ...data.text.packing import Documents
+from ...data.text.tokens import TokenStore
+from ...job.join import check_single_process
+from ...models import DecoderTask
+from ...models.objectives.log_probabilities import LOG_PROBABILITIES, TargetLogProbabilities
+from ...optim import Optax
+from ...train import StepConfig
+from ..entry import check_experiment
+from ..experiment import Experiment
+from ..folder.initial_state import init_state
+from ..opened_data import LogFn
+from ..preparation import PreparedRun, prepare
+
+_VERSION = 1
+_FILE = "reference.npz"
+
+
+def add_reference(experiment: Experiment, *, say: LogFn = lambda line: None) -> Experiment:
+    """Return the experiment with log-probabilities of a reference model in its batches, for `models.Preference`.
+
+    The reference model has the weights with which the experiment begins: those of `init`, or initialized ones. Initialized
+    adapters change nothing at first, so that it is the model without them; those that `init` loads are a part of it. All
+    pairs are evaluated once, on the experiment's mesh, without dropout, and the result is cached by the fingerprints of the
+    tokens and the weights: other weights or data are evaluated again.
+
+    Raises:
+        RecipeError: The experiment trains no decoder, or not on `TextData` of `Preferences`.
+        DataError: The pairs can't be read.
+    """
+    check_experiment(experiment, "add_reference")
+    check_single_process("add_reference")
+    data, task, corpus = experiment.data, experiment.task, getattr(experiment.data, "corpus", None)
+    if not isinstance(task, DecoderTask):
+        raise RecipeError(f"add_reference takes an experiment with a DecoderTask; this one has {describe_type(task)}")
+    if not isinstance(data, TextData) or not isinstance(corpus, Preferences):
+        actual = describe_type(data) if corpus is None else f"a corpus of type {type(corpus).__name__}"
+        raise RecipeError(f"add_reference takes data=TextData(corpus=Preferences(...)); the experiment has {actual}")
+    plain = dataclasses.replace(data, corpus=dataclasses.replace(corpus, reference=None))
+    prepared = _prepare(dataclasses.replace(experiment, data=plain), task, plain, say)
+    state = init_state(prepared, say)
+    (part,) = plain.open().parts.values()
+    store, weights = part.training.store, fingerprint_weights(state.params)
+    settings = (data.sequence_length, data.packing, corpus.too_long, prepared.task.compute_dtype)
+    root = cache_directory(data.cache_dir)
+    name = f"reference-v{_VERSION}-{fingerprint(store.content, weights, *settings)}"
+
+    def build(directory: Path) -> None:
+        values = _evaluate(prepared, state, plain, store)
+        ReferenceLogProbabilities(values, store.content, weights).save(directory / _FILE)
+        say(f"reference log-probabilities of {len(store.offsets) // 2:,} pairs computed; cached in {root / name}")
+
+    read_or_build(root, name, build=build, read=lambda directory: load_reference(directory / _FILE, store))
+    with_reference = dataclasses.replace(corpus, reference=str(root / name / _FILE))
+    return dataclasses.replace(experiment, data=dataclasses.replace(data, corpus=with_reference))
+
+
+def _prepare(experiment: Experiment, task: DecoderTask, data: TextData, say: LogFn) -> PreparedRun:
+    """Prepare a run that only evaluates, without optimizer state."""
+    objective = TargetLogProbabilities(rows=data.batch_size, length=data.sequence_length)
+    return prepare(
+        dataclasses.replace(
+            experiment,
+            task=dataclasses.replace(task, objective=objective),
+            optimizer=Optax(transformation=optax.identity()),
+            step=StepConfig(),
+            comms=Comms(),
+            held_out=None,
+        ),
+        say,
+    )
+
+
+def _evaluate(prepared: PreparedRun, state: Any, data: TextData, store: TokenStore) -> np.ndarray:
+    """Return the log-probability of each token of a file; NaN for those that are no target with loss."""
+    starts, lengths = store.offsets[:-1], np.diff(store.offsets)
+    corpus = data.corpus
+    assert isinstance(corpus, Preferences)
+    documents = Documents(store=store, starts=starts, lengths=lengths, fingerprint=f"{store.content}-all")
+    rows = corpus.make_rows(documents, data, data.seed)
+    values = np.full(len(store.tokens), np.nan, np.float32)
+    for number, (batch, _) in enumerate(PackedSource(rows, batch_size=data.batch_size, epochs=1).batches()):
+        measures = prepared.step.evaluate(state, prepared.step.put(batch))
+        batch_values = np.asarray(measures["metrics"][LOG_PROBABILITIES].value)
+        first = number * data.batch_size
+        indices = np.arange(first, min(first + data.batch_size, rows.num_rows))
+        width = batch["tokens"].shape[1]
+        targets = rows.target_indices(0, indices, width)
+        counted = batch["loss_mask"][: len(indices)] > 0
+        values[targets[counted]] = batch_values[: len(indices), :width][counted]
+    return values
+
+
+def fingerprint_weights(params: Any) -> str:
+    """Return a hash of all parameters' values, which does not depend on the mesh."""
+    sums = jax.device_get(jax.jit(lambda leaves: jax.tree.map(_checksum, leaves))(named_leaves(params)))
+    digest = hashlib.blake2b(digest_size=12)
+    for name, total in sorted(sums.items()):
+        digest.update(f"{name}:{int(total)};".encode())
+    return digest.hexdigest()
+
+
+def _checksum(leaf: jax.Array) -> jax.Array:
+    """Return a sum of all bits, each value's weighted by its index, modulo 2**32."""
+    width = leaf.dtype.itemsize * 8
+    if not jnp.issubdtype(leaf.dtype, jnp.integer):
+        leaf = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{width}"))
+    bits = leaf.astype(jnp.uint32)
+    index = jnp.arange(bits.size, dtype=jnp.uint32).reshape(bits.shape)
+    return (bits * (index * jnp.uint32(2654435761) + jnp.uint32(1))).sum(dtype=jnp.uint32)
