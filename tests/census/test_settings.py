@@ -69,7 +69,7 @@ MEANT = {
     *(("MeshShape", name) for name in ("replica", "stage", "fsdp", "expert", "context", "tensor")),
     ("GridWorld", "step_cost"), ("SyntheticClicks", "bias"), ("TargetReached", "target"), ("ProbeConfig", "every"),
     ("PerceptronPolicy", "first_gain"), ("RecurrentPolicy", "first_gain"), ("Ppo", "init_log_std"),
-    ("Ppo", "ent_coef"), ("Sac", "target_entropy"),
+    ("Ppo", "ent_coef"), ("Sac", "target_entropy"), ("Sampling", "presence_penalty"), ("Sampling", "frequency_penalty"),
 }  # fmt: skip
 """Fields in which a negative number means something."""
 

@@ -7,10 +7,13 @@ all a `Source`.
 
 import abc
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Array, Float, Int
+
+if TYPE_CHECKING:
+    # They import jax, without which data is read.
+    from jaxtyping import Array, Float, Int
 
 Params = Any
 """Trained parameters: any pytree of arrays."""
@@ -100,11 +103,11 @@ class IncrementalModel(abc.ABC):
     @abc.abstractmethod
     def extend(
         self,
-        tokens: Int[Array, "rows seq"],
-        start: Int[Array, " rows"],
-        count: Int[Array, " rows"],
+        tokens: 'Int[Array, "rows seq"]',
+        start: 'Int[Array, " rows"]',
+        count: 'Int[Array, " rows"]',
         cache: Any,
-    ) -> tuple[Float[Array, "rows seq width"], Any]:
+    ) -> 'tuple[Float[Array, "rows seq width"], Any]':
         """Run on each row's next positions; return the hidden states that `logits` takes, and the cache.
 
         Args:
@@ -114,5 +117,5 @@ class IncrementalModel(abc.ABC):
         """
 
     @abc.abstractmethod
-    def logits(self, hidden: Float[Array, "*rows width"]) -> Float[Array, "*rows vocab"]:
+    def logits(self, hidden: 'Float[Array, "*rows width"]') -> 'Float[Array, "*rows vocab"]':
         """Compute the logits of the next token, in float32."""

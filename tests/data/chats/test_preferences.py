@@ -137,8 +137,8 @@ def test_a_position_resumes_and_other_references_are_other_data(data: Any, tmp_p
         np.testing.assert_array_equal(leaf, drawn[4][0][name])
     store = source.rows._documents.store
     values = np.arange(len(store.tokens), dtype=np.float32)
-    ReferenceLogProbabilities(values, store.content, "weights").save(tmp_path / "reference.npz")
-    corpus = dataclasses.replace(settings.corpus, reference=str(tmp_path / "reference.npz"))
+    ReferenceLogProbabilities(values, store.content, "weights").save(tmp_path / "reference.safetensors")
+    corpus = dataclasses.replace(settings.corpus, reference=str(tmp_path / "reference.safetensors"))
     with_reference = dataclasses.replace(settings, corpus=corpus)
     assert set(with_reference.leaves) - set(settings.leaves) == {"reference_log_probability"}
     joined = with_reference.open().train
@@ -163,7 +163,7 @@ def test_a_position_resumes_and_other_references_are_other_data(data: Any, tmp_p
         DataError, match=r"holds reference log-probabilities of other tokens: .* again with panax.add_reference"
     ):
         moved.open()
-    (tmp_path / "reference.npz").write_text("no arrays")
+    (tmp_path / "reference.safetensors").write_text("no arrays")
     with pytest.raises(DataError, match="does not hold reference log-probabilities"):
         with_reference.open()
 

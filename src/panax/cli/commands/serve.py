@@ -1,5 +1,6 @@
 """`panax serve`: a server of OpenAI's interface for a trained model."""
 
+import contextlib
 import importlib.util
 import ipaddress
 import socket
@@ -54,7 +55,9 @@ def serve(arguments: Sequence[str]) -> int:
     )
     host, port = listener.getsockname()[:2]
     print(f"{name} is served at http://{host}:{port}/v1 ({options.rows} answers at a time; Ctrl-C ends it)", flush=True)
-    uvicorn.Server(config).run(sockets=[listener])
+    # The server ends in order, and raises the interrupt again.
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
     return 0
 
 

@@ -1,17 +1,20 @@
 """Log-probabilities of a reference model, one for each token of a token file, in a file beside it."""
 
 import dataclasses
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from panax.core.errors import DataError
 
 from ...system.files import expand_user
 from ..files.files import fingerprint
 from ..text.tokens import TokenStore
+
+_VALUES = "log_probabilities"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,9 +36,8 @@ class ReferenceLogProbabilities:
         return fingerprint("reference", self.content, self.weights)
 
     def save(self, path: str | Path) -> None:
-        """Write the file, in NumPy's format for several arrays."""
-        with open(expand_user(path), "wb") as file:
-            np.savez(file, values=self.values, content=self.content, weights=self.weights)
+        """Write the file, in the format of safetensors."""
+        save_file({_VALUES: self.values}, expand_user(path), {"content": self.content, "weights": self.weights})
 
 
 def load_reference(path: str | Path, store: TokenStore) -> ReferenceLogProbabilities:
@@ -45,9 +47,10 @@ def load_reference(path: str | Path, store: TokenStore) -> ReferenceLogProbabili
         DataError: The file can't be read, or is of other tokens.
     """
     try:
-        with np.load(expand_user(path), allow_pickle=False) as arrays:
-            reference = ReferenceLogProbabilities(arrays["values"], str(arrays["content"]), str(arrays["weights"]))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        with safe_open(expand_user(path), "numpy") as file:
+            described = file.metadata() or {}
+            reference = ReferenceLogProbabilities(file.get_tensor(_VALUES), described["content"], described["weights"])
+    except (OSError, SafetensorError, KeyError) as error:
         raise DataError(
             f"{path} does not hold reference log-probabilities ({error}); compute them again with panax.add_reference"
         ) from error

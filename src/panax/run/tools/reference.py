@@ -31,7 +31,7 @@ from ..opened_data import LogFn
 from ..preparation import PreparedRun, prepare
 
 _VERSION = 1
-_FILE = "reference.npz"
+_FILE = "reference.safetensors"
 
 
 def add_reference(experiment: Experiment, *, say: LogFn = lambda line: None) -> Experiment:
