@@ -60,6 +60,17 @@ def test_a_prompt_is_continued_as_one_text_several_or_json(trained, capsys):
     assert code == 0 and out.startswith("1 of 2: def ") and "\n2 of 2: def " in out
 
 
+def test_a_released_model_generates_what_its_run_does(trained, capsys):
+    arguments = ("--prompt", "def ", "--tokens", "6", "--temperature", "0")
+    _, of_run, _ = run(capsys, *arguments)
+    assert main(["export", "runs/tiny", "exported"]) == 0
+    capsys.readouterr()
+    assert main(["generate", "hf:exported", *arguments]) == 0
+    assert capsys.readouterr().out == of_run
+    assert main(["generate", "hf:missing", *arguments]) == 4
+    assert "missing" in capsys.readouterr().err
+
+
 def test_a_file_is_answered_in_its_order_and_broken_lines_have_an_error(trained, capsys):
     good = [{"prompt": "def "}, {"prompt": "import os"}, {"prompt": "x"}]
     Path("prompts.jsonl").write_text(

@@ -22,6 +22,9 @@ from .monitors import MetricMonitor
 from .params.growth import GrowingVocab
 from .protocols import AcceptedOrder, Axes, Batch, IncrementalModel, ModelState, Params
 
+LOG_PROBABILITIES = "log_probabilities"
+"""Name of the metric of `Task.log_probability_task`."""
+
 
 class DataFacts(NamedTuple):
     """Properties of the training data that a task may adopt.
@@ -375,6 +378,18 @@ class Task(abc.ABC):
         raise RecipeError(
             f"{type(self).__name__} does not generate; a task that does sets `generates` and has `incremental_model`"
         )
+
+    def log_probability_task(self, rows: int, length: int) -> "Task":
+        """Return this task with each target's log-probability as the metric `LOG_PROBABILITIES` of evaluations, of shape
+        (row, position), whole on every device.
+
+        Args:
+            rows, length: Rows of a global batch and their positions.
+
+        Raises:
+            RecipeError: The task has no targets with log-probabilities.
+        """
+        raise RecipeError(f"{type(self).__name__} has no log-probabilities of targets; a decoder's task has")
 
     @abc.abstractmethod
     def parameter_axes(self, params: Params) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import panax
 from panax.core import DataError, RecipeError
@@ -80,8 +81,7 @@ def test_an_adapter_begins_at_its_reference(folder: Path) -> None:
     values = []
     for each in (adapted, panax.add_reference(recipe), panax.add_reference(staged)):
         assert isinstance(each.data, TextData) and isinstance(each.data.corpus, Preferences)
-        with np.load(str(each.data.corpus.reference)) as arrays:
-            values.append(arrays["values"])
+        values.append(load_file(str(each.data.corpus.reference))["log_probabilities"])
     np.testing.assert_allclose(values[0], values[1], atol=1e-5)
     np.testing.assert_allclose(values[2], values[1], atol=1e-5)
     result = panax.fit(dataclasses.replace(adapted, num_steps=1), quiet=True)

@@ -25,6 +25,7 @@ from ...spmd import ValueState, assert_sharding, local_sequence, psum_over_token
 from ...spmd.composite.low_rank import low_rank_mask
 from ..leaf_names import LEAF_ALIASES
 from ..lora import LoRA, add_adapters
+from ..objectives.log_probabilities import TargetLogProbabilities
 from ..objectives.next_token import NextToken
 from ..objectives.objective import DecoderObjective, VocabularyHead
 from ..task_metrics import TokenMetric, check_names, compute_token_metrics, metrics_field
@@ -169,6 +170,9 @@ class DecoderTask(Validated, StagedTask):
 
     def flops_per_token(self, length: int) -> float:
         return 3 * (2 * self.model.embed * self.model.vocab_size + self.layer_flops(length))
+
+    def log_probability_task(self, rows: int, length: int) -> "DecoderTask":
+        return dataclasses.replace(self, objective=TargetLogProbabilities(rows=rows, length=length))
 
     def incremental_model(self, params: Decoder, state: Any, dtype: str = "float32") -> IncrementalDecoder:
         return IncrementalDecoder.create(params, state, dtype)

@@ -10,12 +10,10 @@ from ...core import Batch, Loss, Sum
 from ...core.batch_checks import MASK_LEAF
 from ...core.layout.layout import axis_size
 from ...core.measures import Losses, Metrics
+from ...core.task import LOG_PROBABILITIES
 from ...parallel.context import sequence_positions
 from ...spmd import ValueState, assert_sharding, token_axes
 from .objective import DecoderObjective, VocabularyHead
-
-LOG_PROBABILITIES = "log_probabilities"
-"""Name of the metric: (rows, positions), whole on every device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ from ...core.errors import CheckpointError, DamagedError, RecipeError, describe_
 from ...core.state import average_dtype
 from ...data.text.tokenizer import PretrainedTokenizer, Tokenizer
 from ...kernels import choose_by_timing
-from ...models import DecoderConfig, DecoderTask
 from ...stores import join_url, open_store
 from ...system import json_reader
 from ..opened_data import LogFn
@@ -127,25 +126,11 @@ def load_model(where: str | Path, say: LogFn = _warned, *, newest: bool = False)
 
 def _load_released_model(where: str) -> LoadedModel:
     """Read a released decoder with its tokenizer, on one device and in float32."""
-    from ...adapters.huggingface import config_from
-    from ...adapters.huggingface.hub import find_model
-    from ...adapters.huggingface.loader import load
+    from ...adapters.huggingface.released_decoder import read_released_decoder
 
-    model = find_model(where)
-    config = config_from(model.folder)
-    if not isinstance(config, DecoderConfig):
-        raise RecipeError(
-            f"{RELEASED_PREFIX}{where} is a vision transformer; a run that begins with it is loaded by its folder"
-        )
-    task = DecoderTask(model=config)
-    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    params, state = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        jax.eval_shape(task.init, jax.random.key(0)),
-    )
-    params, state = load(model.folder, task, params, state)
-    tokenizer = PretrainedTokenizer(path=str(model.folder)).load().add_generation_config(model.folder)
-    return LoadedModel(f"{RELEASED_PREFIX}{model.where}", task, params, state, tokenizer)
+    released = read_released_decoder(where)
+    address = f"{RELEASED_PREFIX}{released.where}"
+    return LoadedModel(address, released.task, released.params, released.state, released.tokenizer)
 
 
 def read_model(checkpoint: Checkpoint) -> LoadedModel:

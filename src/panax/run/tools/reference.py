@@ -11,8 +11,9 @@ import numpy as np
 import optax
 
 from ...comms import Comms
-from ...core import named_leaves
+from ...core import Task, named_leaves
 from ...core.errors import RecipeError, describe_type
+from ...core.task import LOG_PROBABILITIES
 from ...data import PackedSource, Preferences, ReferenceLogProbabilities, TextData
 from ...data.files.cache import cache_directory, read_or_build
 from ...data.files.files import fingerprint
@@ -20,8 +21,6 @@ from ...data.preferences.reference import load_reference
 from ...data.text.packing import Documents
 from ...data.text.tokens import TokenStore
 from ...job.join import check_single_process
-from ...models import DecoderTask
-from ...models.objectives.log_probabilities import LOG_PROBABILITIES, TargetLogProbabilities
 from ...optim import Optax
 from ...train import StepConfig
 from ..entry import check_experiment
@@ -43,14 +42,12 @@ def add_reference(experiment: Experiment, *, say: LogFn = lambda line: None) -> 
     tokens and the weights: other weights or data are evaluated again.
 
     Raises:
-        RecipeError: The experiment trains no decoder, or not on `TextData` of `Preferences`.
+        RecipeError: The experiment's task has no log-probabilities, or it does not train on `TextData` of `Preferences`.
         DataError: The pairs can't be read.
     """
     check_experiment(experiment, "add_reference")
     check_single_process("add_reference")
     data, task, corpus = experiment.data, experiment.task, getattr(experiment.data, "corpus", None)
-    if not isinstance(task, DecoderTask):
-        raise RecipeError(f"add_reference takes an experiment with a DecoderTask; this one has {describe_type(task)}")
     if not isinstance(data, TextData) or not isinstance(corpus, Preferences):
         actual = describe_type(data) if corpus is None else f"a corpus of type {type(corpus).__name__}"
         raise RecipeError(f"add_reference takes data=TextData(corpus=Preferences(...)); the experiment has {actual}")
@@ -73,13 +70,12 @@ def add_reference(experiment: Experiment, *, say: LogFn = lambda line: None) -> 
     return dataclasses.replace(experiment, data=dataclasses.replace(data, corpus=with_reference))
 
 
-def _prepare(experiment: Experiment, task: DecoderTask, data: TextData, say: LogFn) -> PreparedRun:
+def _prepare(experiment: Experiment, task: Task, data: TextData, say: LogFn) -> PreparedRun:
     """Prepare a run that only evaluates, without optimizer state."""
-    objective = TargetLogProbabilities(rows=data.batch_size, length=data.sequence_length)
     return prepare(
         dataclasses.replace(
             experiment,
-            task=dataclasses.replace(task, objective=objective),
+            task=task.log_probability_task(data.batch_size, data.sequence_length),
             optimizer=Optax(transformation=optax.identity()),
             step=StepConfig(),
             comms=Comms(),

@@ -1,0 +1,53 @@
+"""A released decoder with its tokenizer, read without an experiment around it."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from ...core.errors import RecipeError
+from ...data.text.tokenizer import PretrainedTokenizer, Tokenizer
+from ...models import DecoderConfig, DecoderTask
+from .config import config_from
+from .hub import find_model
+from .loader import load
+
+
+class ReleasedDecoder(NamedTuple):
+    """A released decoder.
+
+    Attributes:
+        where: Text by which the model can be found again: the folder, or the name with the commit.
+        state: The task's model state.
+    """
+
+    where: str
+    task: DecoderTask
+    params: Any
+    state: Any
+    tokenizer: Tokenizer
+
+
+def read_released_decoder(where: str) -> ReleasedDecoder:
+    """Read a decoder on one device and in float32.
+
+    Args:
+        where: A folder in Hugging Face's layout, or ORG/NAME[@REVISION] of a hub.
+
+    Raises:
+        CheckpointError: There is no such model here, and it can't be downloaded; or a file is damaged.
+        RecipeError: Models of this family can't be loaded, or the model is not a decoder.
+        DataError: It has no readable tokenizer.
+    """
+    model = find_model(where)
+    config = config_from(model.folder)
+    if not isinstance(config, DecoderConfig):
+        raise RecipeError(f"{where} is a vision transformer, which does not generate; a decoder does")
+    task = DecoderTask(model=config)
+    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    params, state = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        jax.eval_shape(task.init, jax.random.key(0)),
+    )
+    params, state = load(model.folder, task, params, state)
+    tokenizer = PretrainedTokenizer(path=str(model.folder)).load().add_generation_config(model.folder)
+    return ReleasedDecoder(model.where, task, params, state, tokenizer)
