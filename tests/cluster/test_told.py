@@ -13,8 +13,10 @@ import pytest
 
 from panax.cli.commands.jobs import is_followed
 from panax.cluster.job import RestartPolicy
+from panax.cluster.node import agent as agent_module
 from panax.cluster.node.agent import NodeAgent
 from panax.cluster.node.worker_process import MAX_LINES_BYTES, WorkerProcess
+from panax.cluster.supervisor import nodes as nodes_module
 from panax.cluster.supervisor.attempt import AttemptWorker, JobAttempt
 from panax.cluster.supervisor.diagnosis import WorkerExit, diagnose
 from panax.cluster.supervisor.job_folder import STATUS
@@ -236,3 +238,70 @@ def test_the_first_step_is_reported_with_parts_that_make_its_whole():
     attempt = SimpleNamespace(workers=[1, 2], breakdown=lambda: parts)
     View(8, out=out).first_step(attempt)
     assert out.getvalue() == "launch: 2 processes; first step after 4.8 s (import 0.2, join 0.5, first step\n  4.0)\n"
+
+
+def test_hosts_are_not_lost_while_the_supervisor_itself_was_suspended(monkeypatch):
+    """Also between the look at its agents and the decision who is silent."""
+    clock = [100.0]
+    monkeypatch.setattr(nodes_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    reading, writing = os.pipe()
+    channel = SimpleNamespace(
+        fileno=lambda: reading,
+        has_pending=False,
+        closed=False,
+        receive=lambda: os.read(reading, 10) and [],
+        send=lambda **message: None,
+        close=lambda: None,
+    )
+    nodes = nodes_module.Nodes("secret", 1)
+    nodes.take(channel)
+    nodes._welcome(nodes._coming[0], {"host": "a"})
+    assert list(nodes.messages(0.0)) == []
+    clock[0] += nodes_module.SILENT_SECONDS + 10.0
+    nodes.ping()
+    assert nodes.complete and not nodes.departed
+    os.write(writing, b"ping")  # what came meanwhile
+    assert list(nodes.messages(0.0)) == []
+    nodes.ping()
+    assert nodes.complete
+    clock[0] += nodes_module.SILENT_SECONDS + 1.0
+    assert list(nodes.messages(0.0)) == []
+    nodes.ping()
+    assert not nodes.complete and nodes.departed == [(0, "a")]
+    nodes.close()
+    os.close(reading)
+    os.close(writing)
+
+
+def test_an_agent_that_was_suspended_does_not_leave_its_supervisor(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(agent_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    reading, writing = os.pipe()
+    channel = SimpleNamespace(
+        fileno=lambda: reading,
+        has_pending=False,
+        closed=False,
+        is_remote=True,
+        receive=list,
+        send=lambda **message: None,
+    )
+    agent = NodeAgent(channel, "secret")
+    real_ping = agent._ping
+
+    def suspended(looked_at):
+        clock[0] += agent_module.SILENT_SECONDS + 10.0
+        real_ping(looked_at)
+
+    agent._ping = suspended
+    os.write(writing, b"x")
+    agent._poll()
+    assert not channel.closed
+    agent._ping = real_ping
+    agent._poll()  # it reads what came meanwhile
+    assert not channel.closed
+    os.read(reading, 10)
+    clock[0] += agent_module.SILENT_SECONDS + 1.0
+    agent._poll()
+    assert channel.closed
+    os.close(reading)
+    os.close(writing)

@@ -102,12 +102,14 @@ class NodeAgent:
         if self._channel.has_pending:
             self._channel.flush()
         is_busy = self._channel.has_pending or any(child.needs_polling for child in self._children.values())
+        # Before the look: if this process is suspended after it, the supervisor has not been silent for that time.
+        looked_at = time.monotonic()
         for key, _ in self._selector.select(0.05 if is_busy else TICK_SECONDS):
             if key.data is None:
                 self._heard = time.monotonic()
                 for message in self._channel.receive():
                     self._handle_message(message)
-        self._ping(time.monotonic())
+        self._ping(looked_at)
         if self._noticed:
             self._channel.send(notice=self._noticed)
             self._noticed = ""

@@ -61,6 +61,7 @@ class Nodes:
         self.departed: list[tuple[int, str]] = []
         self.refused = 0
         self.again = False
+        self._looked_at = time.monotonic()
 
     def listen(self, address: str, port: int = 0) -> str:
         """Accept agents at this address; return it as host:port.
@@ -95,6 +96,7 @@ class Nodes:
         for node in [*self._coming, *self.here.values()]:
             if node.channel.has_pending:
                 node.channel.flush()
+        self._looked_at = time.monotonic()
         for key, _ in self._selector.select(seconds):
             if key.data is None:
                 self._accept()
@@ -119,10 +121,10 @@ class Nodes:
 
     def ping(self) -> None:
         """Send a heartbeat to all agents, and disconnect those that have been silent for too long."""
-        now = time.monotonic()
         for node in list(self.here.values()):
             node.channel.send(ping=True)
-            if now - node.heard > SILENT_SECONDS:
+            # Up to the last look, not up to now: this process may have been suspended since, and has not read since.
+            if self._looked_at - node.heard > SILENT_SECONDS:
                 self._part_with(node)
 
     def tell(self, number: int | None = None, **message: Any) -> None:
