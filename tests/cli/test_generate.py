@@ -108,7 +108,7 @@ def test_an_interrupted_file_is_continued_and_is_as_if_it_had_not_been(trained, 
     monkeypatch.chdir(trained)
     assert code == 130 and 0 < len(lines("part.jsonl")) < 7
     with open("part.jsonl", "a") as file:
-        file.write('{"index": 99, "prom')  # cut off by a full disk
+        file.write(f'{{"index": {len(lines("part.jsonl"))}, "prom')  # cut off by a full disk
     capsys.readouterr()
     code, out, _ = run(capsys, "--prompts", "prompts.jsonl", "--output", "part.jsonl", *FAST)
     assert code == 0 and "the others are appended" in out
@@ -127,6 +127,17 @@ def test_an_interrupted_file_is_continued_and_is_as_if_it_had_not_been(trained, 
         code, _, err = run(capsys, *arguments)
         assert code in (2, 3) and words in err
         assert before == (Path("part.jsonl").read_bytes(), Path("prompts.jsonl").read_bytes())
+
+
+@pytest.mark.parametrize(
+    "content", ["my notes", '{"prompt": "a"}', '{"prompt": "a"}\n{"prompt": "b"}', '{"index": 7, "x']
+)
+def test_a_file_of_something_else_is_left_as_it_is(content, trained, capsys):
+    """Also its last line, if that has no end."""
+    write("prompts.jsonl", {"prompt": "a"})
+    Path("notes").write_text(content)
+    code, _, err = run(capsys, "--prompts", "prompts.jsonl", "--output", "notes", *FAST)
+    assert code in (2, 3) and "choose another output" in err and Path("notes").read_text() == content
 
 
 def test_prompts_may_be_compressed_or_parquet(trained, capsys):

@@ -137,6 +137,8 @@ def test_a_stop_token_ends_an_answer_and_is_not_in_it(models):
     [whole] = engine.generate([GenerationRequest(prompt(4), Sampling(tokens=12, seed=5))])
     cut = whole.ids.index(whole.ids[6])
     [stopped] = engine.generate([GenerationRequest(prompt(4), Sampling(tokens=12, seed=5, stop_ids=(whole.ids[6],)))])
+    *_, last = engine.stream([GenerationRequest(prompt(4), Sampling(tokens=12, seed=5, stop_ids=(whole.ids[6],)))])
+    assert last.token is None and last.completion is not None
     assert stopped.ids == whole.ids[:cut] and (stopped.finish, whole.finish) == ("stop", "length")
 
 

@@ -125,6 +125,13 @@ def test_a_stream_is_the_same_text_in_parts(alone, server):
     assert text == whole["choices"][0]["message"]["content"] and len(text) == 5
 
 
+def test_a_stream_has_the_log_probabilities_of_the_whole_answer(server):
+    asked = {"prompt": "abc", "max_tokens": 6, "seed": 4, "logprobs": 1, "stop": ["never there"]}
+    whole = server.ask("/v1/completions", **asked)["choices"][0]["logprobs"]["token_logprobs"]
+    parts = [part["choices"][0]["logprobs"] for part in server.stream("/v1/completions", **asked)]
+    assert [value for part in parts if part for value in part["token_logprobs"]] == whole
+
+
 def test_log_probabilities_of_prompt_and_answer(server, engine):
     """As lm-eval's API model asks for them."""
     scored = server.ask("/v1/completions", prompt="abcd", max_tokens=0, echo=True, logprobs=1, temperature=0)
@@ -164,6 +171,12 @@ REFUSED = {
     "no tokens": ("/v1/completions", {"prompt": "a", "max_tokens": 0}, "max_tokens=0; expected 1 or more, or echo"),
     "bias": ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
     "stop": ("/v1/completions", {"prompt": "a", "stop": [1]}, "stop=[1]; expected"),
+    "stop of another type": ("/v1/completions", {"prompt": "a", "stop": 5}, "stop=5; expected"),
+    "a scored stream": (
+        "/v1/completions",
+        {"prompt": "a", "stream": True, "echo": True, "logprobs": 1},
+        "stream with echo and logprobs is not supported",
+    ),
     "no messages": ("/v1/chat/completions", {"messages": []}, "messages: expected a list"),
     "tools": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "field 'tools'"),
     "top without logprobs": (
@@ -212,6 +225,7 @@ def test_pages_of_other_hosts_are_refused_without_a_key(server):
     body = {"prompt": "a", "max_tokens": 1}
     assert server.send("/v1/completions", body, {"Origin": "http://localhost:3000"})[0] == 200
     assert server.send("/v1/completions", body, {"Origin": "http://evil.example"})[0] == 403
+    assert server.send("/v1/completions", body, {"Origin": "null"})[0] == 403
     assert server.send("/v1/completions", body, {"Host": "evil.example"})[0] == 403
     assert server.send("/v1/models", None, {"Host": "evil.example:80"})[0] == 403
 

@@ -110,7 +110,7 @@ class GenerationEngine:
             raise RecipeError(f"bias or stop_ids name the token {bad[0]}; the model has tokens 0 to {vocab - 1}")
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
-        """PendingAnswer requests; the completions are in their order, `n` for each.
+        """Answer requests; the completions are in their order, `n` for each.
 
         Raises:
             DataError, RecipeError: As `check`.
@@ -297,7 +297,9 @@ class GenerationEngine:
             tuple(answer.prompt_scores),
             answer.reused,
         )
-        return StreamEvent(answer.number, answer.sample, token, text, completion)
+        # A token that ends an answer is not in it.
+        is_in_answer = bool(answer.tokens) and answer.tokens[-1] is token
+        return StreamEvent(answer.number, answer.sample, token if is_in_answer else None, text, completion)
 
     def _pad(self, tokens: Sequence[int]) -> Any:
         return _host([*tokens, *[0] * (self._chunk - len(tokens))], np.int32)

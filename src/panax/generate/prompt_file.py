@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,8 +82,8 @@ def answer_file(
     except BlockingIOError as error:
         raise RecipeError(f"another process is writing {output}; wait for it, or choose another output") from error
     with file:
-        trim_partial_line(file)
         written = _count_answers(output, origin, read_prompts(prompts))
+        trim_partial_line(file)
         if written:
             report(f"{output} has the first {written} answers; the others are appended")
         lines = _answered(answering, prompts, sampling, chat=chat, skipped=written)
@@ -183,11 +184,16 @@ def _answer(completion: Completion, sampling: Sampling) -> dict[str, Any]:
 
 
 def _count_answers(output: Path, origin: str, prompts: Iterator[dict[str, Any] | BadRecord]) -> int:
-    """Return the number of lines in `output`, which must be the first ones of these prompts."""
+    """Return the number of whole lines in `output`, which must be the first ones of these prompts.
+
+    A line without an end must be the beginning of the next one: nothing else is ever removed.
+    """
     count = 0
-    with output.open("rb") as file:
+    advice = f"choose another output, or remove {output}"
+    content = output.read_bytes()
+    whole, end, partial = content.rpartition(b"\n")
+    with io.BytesIO(whole + end) as file:
         for where, line in read_lines(file, str(output), json_reader.MAX_BYTES):
-            advice = f"choose another output, or remove {output}"
             if isinstance(line, BadRecord):
                 raise DataError(f"{where}: {line.reason}; {advice}")
             try:
@@ -204,6 +210,9 @@ def _count_answers(output: Path, origin: str, prompts: Iterator[dict[str, Any] |
             ):
                 raise DataError(f"{where} answers another prompt than that of index {count}; {advice}")
             count += 1
+    begin = json.dumps({"index": count}).encode().removesuffix(b"}")
+    if not (partial.startswith(begin) or begin.startswith(partial)):
+        raise DataError(f"{output} ends with a line that is not the beginning of an answer; {advice}")
     return count
 
 

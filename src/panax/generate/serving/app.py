@@ -96,8 +96,9 @@ LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 def _refuse(request: Request, key: str | None) -> Response | None:
     """Refuse a client without the key; without one, a web page that is open in a browser on this machine."""
     if key is None:
-        origin = request.headers.get("origin", "").partition("://")[2]
-        hosts = [request.headers.get("host", ""), *([origin] if origin else [])]
+        # The origin of a page without a host, such as a file, is "null": it is none of these hosts.
+        origins = [origin.partition("://")[2] for origin in request.headers.getlist("origin")]
+        hosts = [request.headers.get("host", ""), *origins]
         if all(re.sub(r":[0-9]+$", "", host) in LOOPBACK_HOSTS for host in hosts):
             return None
         return _error(403, "pages of other hosts are refused; start the server with a key to reach it by another name")

@@ -56,6 +56,8 @@ def read_completion(body: Any, tokenizer: Tokenizer, model: str) -> ServedReques
     """
     _check_fields(body, COMPLETION_FIELDS, model)
     tokens = _integer(body, "max_tokens", _DEFAULT_TOKENS)
+    if _flag(body, "stream") and _flag(body, "echo") and body.get("logprobs") is not None:
+        raise RecipeError("stream with echo and logprobs is not supported; ask for the whole answer (stream=false)")
     echo, logprobs = _flag(body, "echo"), body.get("logprobs")
     if logprobs is not None:
         logprobs = _integer(body, "logprobs", 0)
@@ -130,11 +132,11 @@ def _sampling(body: Mapping[str, Any], tokens: int) -> Sampling:
     ):
         raise RecipeError(f"logit_bias={bias!r}; expected an object of token ids and numbers")
     stop = body.get("stop") or ()
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(isinstance(each, str) for each in stop):
-        raise RecipeError(f"stop={list(stop)!r}; expected a text or a list of texts")
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list | tuple) or not all(isinstance(each, str) for each in stop):
+        raise RecipeError(f"stop={stop!r}; expected a text or a list of texts")
     return Sampling(
-        tokens=tokens, bias={int(token): float(value) for token, value in bias.items()}, stop=stop, **settings
+        tokens=tokens, bias={int(token): float(value) for token, value in bias.items()}, stop=tuple(stop), **settings
     )
 
 

@@ -68,10 +68,12 @@ class _Text:
         self, index: int, event: StreamEvent, served: ServedRequest, tokenizer: Tokenizer
     ) -> dict[str, Any] | None:
         finish = None if event.completion is None else _FINISH[event.completion.finish]
-        if not event.text and finish is None:
+        scored = served.log_probabilities is not None and served.answers
+        # Characters may be incomplete after a token, whose log-probability is sent all the same.
+        if not event.text and finish is None and not scored:
             return None
         logprobs = None
-        if served.log_probabilities is not None and event.token is not None:
+        if scored and event.token is not None:
             logprobs = _text_log_probabilities([event.token], (), served, tokenizer)
         text = event.text if served.answers else ""
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
@@ -102,10 +104,12 @@ class _Chat:
         self, index: int, event: StreamEvent, served: ServedRequest, tokenizer: Tokenizer
     ) -> dict[str, Any] | None:
         finish = None if event.completion is None else _FINISH[event.completion.finish]
-        if not event.text and finish is None:
+        scored = served.log_probabilities is not None and served.answers
+        # Characters may be incomplete after a token, whose log-probability is sent all the same.
+        if not event.text and finish is None and not scored:
             return None
         logprobs = None
-        if served.log_probabilities is not None and event.token is not None:
+        if scored and event.token is not None:
             logprobs = {"content": [_chat_log_probability(event.token, tokenizer)]}
         delta = {"content": event.text} if event.text else {}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
