@@ -193,6 +193,7 @@ def test_files_of_questions_are_scored(trained, capsys):
         (("--data", "a"), "--tasks and --data exclude each other"),
         (("--pattern", "("), "is not a regular expression"),
         (("--n", "0"), "n=0; expected 1"),
+        (("--samples", "./sums.jsonl"), "is one of --tasks, which it would replace"),
     ):
         assert main([*arguments, *change]) == 2
         assert words in " ".join(capsys.readouterr().err.split())

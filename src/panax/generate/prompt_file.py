@@ -191,8 +191,8 @@ def _count_answers(output: Path, origin: str, prompts: Iterator[dict[str, Any] |
     count = 0
     advice = f"choose another output, or remove {output}"
     content = output.read_bytes()
-    whole, end, partial = content.rpartition(b"\n")
-    with io.BytesIO(whole + end) as file:
+    complete, end, partial = content.rpartition(b"\n")
+    with io.BytesIO(complete + end) as file:
         for where, line in read_lines(file, str(output), json_reader.MAX_BYTES):
             if isinstance(line, BadRecord):
                 raise DataError(f"{where}: {line.reason}; {advice}")

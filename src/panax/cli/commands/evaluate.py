@@ -15,7 +15,7 @@ from ...job.join import check_single_process
 from ...metrics.console import plain_console, wrap_line
 from ...run.folder.trained_model import load_model
 from ...run.reporting.evaluation import evaluate_loaded_model
-from ...run.reporting.generation import TextModel, check_generates, create_engine
+from ...run.reporting.generation import check_generates, create_engine
 from ...system.replacement import replace_file
 from ..failures import warn
 from ..parser import Parser
@@ -59,12 +59,14 @@ def _evaluate_tasks(options: argparse.Namespace) -> int:
     """Print a model's scores on files of questions."""
     if options.data or options.batches is not None:
         raise RecipeError("--tasks and --data exclude each other; pass one of them")
+    if options.samples and any(Path(options.samples).resolve() == Path(task).resolve() for task in options.tasks):
+        raise RecipeError(f"--samples {options.samples} is one of --tasks, which it would replace; choose another file")
     sampling = Sampling(tokens=options.tokens, temperature=options.temperature, n=options.n, seed=options.seed)
     answers = AnswerFormat(options.pattern)
     check_single_process("panax evaluate")
     start_jax()
     trained = load_model(options.run, warn, newest=True)
-    model = TextModel(trained.task, trained.params, trained.state, trained.tokenizer)
+    model = trained.text_model
     tokenizer = check_generates(model)
     engine = create_engine(model, rows=options.rows, length=options.length)
     print(f"checkpoint  {trained.url}")

@@ -19,7 +19,7 @@ from ...generate import (
 )
 from ...job.join import check_single_process
 from ...run.folder.trained_model import LoadedModel, load_model
-from ...run.reporting.generation import TextModel, check_generates, create_engine
+from ...run.reporting.generation import check_generates, create_engine
 from ..failures import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -124,12 +124,8 @@ def _sampling(options: argparse.Namespace) -> Sampling:
     return Sampling(**{name: getattr(options, name) for name in names}, stop=tuple(options.stop))
 
 
-def _text_model(trained: LoadedModel) -> TextModel:
-    return TextModel(trained.task, trained.params, trained.state, trained.tokenizer)
-
-
 def _continue_prompt(trained: LoadedModel, sampling: Sampling, options: argparse.Namespace) -> int:
-    model = _text_model(trained)
+    model = trained.text_model
     ids = encode_prompt(check_generates(model), options.prompt, chat=options.chat)
     engine = create_engine(model, rows=min(sampling.n, options.rows), at_least=len(ids) + sampling.tokens)
     request = GenerationRequest(tuple(ids), sampling)
@@ -164,7 +160,7 @@ def _answer_file(trained: LoadedModel, sampling: Sampling, options: argparse.Nam
     if not prompts.is_file():
         raise DataError(f"{prompts} is not a file; --prompts takes JSON lines or Parquet with the field `prompt`")
     output = Path(options.output or f"{prompts}.answers.jsonl")
-    model = _text_model(trained)
+    model = trained.text_model
     tokenizer = check_generates(model)
     engine = create_engine(model, rows=options.rows, length=options.length)
     summary = answer_file(
@@ -178,7 +174,7 @@ def _answer_file(trained: LoadedModel, sampling: Sampling, options: argparse.Nam
 
 def _converse(trained: LoadedModel, sampling: Sampling, options: argparse.Namespace) -> int:
     """Answer messages from the terminal until it is closed."""
-    model = _text_model(trained)
+    model = trained.text_model
     tokenizer = check_generates(model)
     encode_conversation(tokenizer, [{"role": "user", "content": "-"}])
     engine = create_engine(model, rows=1, length=options.length)

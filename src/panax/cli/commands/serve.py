@@ -11,7 +11,7 @@ from ...core.errors import RecipeError
 from ...core.install_hints import install_command
 from ...job.join import check_single_process
 from ...run.folder.trained_model import load_model
-from ...run.reporting.generation import TextModel, check_generates, create_engine
+from ...run.reporting.generation import check_generates, create_engine
 from ..failures import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -43,7 +43,7 @@ def serve(arguments: Sequence[str]) -> int:
     from ...generate.serving import ServedModel, create_app
 
     trained = load_model(options.checkpoint, warn)
-    model = TextModel(trained.task, trained.params, trained.state, trained.tokenizer)
+    model = trained.text_model
     tokenizer = check_generates(model)
     engine = create_engine(model, rows=options.rows, length=options.length)
     name = options.name or Path(options.checkpoint.removeprefix("hf:")).name

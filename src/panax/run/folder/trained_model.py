@@ -70,7 +70,12 @@ class LoadedModel:
         Raises:
             RecipeError: The model is not a text model with a tokenizer, or a setting is out of range.
         """
-        return generate_text(TextModel(self.task, self.params, self.state, self.tokenizer), prompt, **settings)
+        return generate_text(self.text_model, prompt, **settings)
+
+    @property
+    def text_model(self) -> TextModel:
+        """Return the values that text is generated with."""
+        return TextModel(self.task, self.params, self.state, self.tokenizer)
 
     def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
         """Compute losses and metrics on the data that the run held out, or on `data`; as `panax.evaluate`."""
