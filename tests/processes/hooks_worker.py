@@ -61,7 +61,7 @@ def main() -> None:
         log_every=2,
         evaluate=EvaluateConfig(every=0, batches=1),
         optimizer=AdamW(schedule=Schedule(decay="constant")),
-        mesh=MeshShape(fsdp=-1),
+        mesh=MeshShape(fsdp=-1, tensor=2),
         hooks=(asks, Samples(every=2, prompts=("def ",), tokens=4, temperature=0.0)),
         trackers=(texts,),
     )

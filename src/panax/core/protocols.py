@@ -92,9 +92,20 @@ class IncrementalModel(abc.ABC):
         change them: rows with a common beginning may then copy it. A recurrent state is not of this kind."""
         return False
 
+    @property
+    def axes(self) -> Any:
+        """Logical axes of each array of the model, a tuple in place of each; None if each device of a mesh has all of it."""
+        return None
+
+    @property
+    def cache_axes(self) -> Any:
+        """Logical axes of each array of a cache, a tuple in place of each, which begins with the axis of rows; None if
+        caches are split by rows alone."""
+        return None
+
     @abc.abstractmethod
     def empty_cache(self, rows: int, length: int) -> Any:
-        """Create the cache of rows without positions; each array begins with the axis of rows.
+        """Create the cache of rows without positions; on a mesh, a device's shard of it for a device's rows.
 
         Raises:
             RecipeError: A layer of the model can't be run incrementally.

@@ -369,7 +369,7 @@ class Task(abc.ABC):
         """Prepare the model for generation, for tasks with `generates`.
 
         Args:
-            params: Whole arrays on one device.
+            params: Arrays on one device; or global arrays of a mesh, as XLA partitions them.
             dtype: Dtype of activations and caches.
 
         Raises:

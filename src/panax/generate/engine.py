@@ -1,7 +1,10 @@
 """`GenerationEngine`: many requests at once through one model, each in a row of fixed caches.
 
 A request waits until a row is free, keeps it until its answer ends, and is never interrupted. In each round, one chunk
-of a prompt is run, and one token of every row with a complete prompt (continuous batching, Orca, OSDI 2022).
+of a prompt is run, and one token of every row with a complete prompt (continuous batching, Orca, OSDI 2022). On a mesh,
+each group of devices that has rows of its own runs a chunk of one of its prompts.
+
+With several processes, each of them creates the engine and makes the same calls.
 """
 
 import collections
@@ -9,17 +12,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..core.errors import DataError, RecipeError
 from ..core.protocols import IncrementalModel
 from ..data.text.tokenizer import Tokenizer
+from ..mesh.placement import Placement
 from .draw import DrawnTokens, RowSettings
 from .programs import (
     EngineState,
     NextTokens,
     PromptChunk,
+    PromptScores,
     copy_row,
     empty_state,
     run_decode_step,
@@ -28,6 +32,7 @@ from .programs import (
 from .requests import Completion, FinishReason, GeneratedToken, GenerationRequest, StreamEvent
 from .rows import EngineRow, PendingAnswer, choose_rows
 from .sampling import Sampling
+from .shards import count_row_groups
 from .text import AnswerText
 
 DEFAULT_LENGTH = 2048
@@ -48,15 +53,19 @@ class GenerationEngine:
         rows: int = 8,
         length: int | None = None,
         chunk: int = 64,
+        placement: Placement | None = None,
     ):
         """Reserve the caches, and compile the programs.
 
         Args:
             model: See `Task.incremental_model`.
             tokenizer: For texts, stop texts and end tokens; without it, answers are tokens and end by their length.
-            rows: Number of answers that are generated at the same time.
+            rows: Number of answers that are generated at the same time; on a mesh, rounded up to a multiple of the groups
+                of devices that have rows of their own.
             length: Maximum positions of prompt and answer together; by default those of the model, at most 2048.
             chunk: Number of prompt tokens that are run at once.
+            placement: The mesh and the sharding rules of the model's arrays, as `place_model` takes them; None for one
+                device.
 
         Raises:
             RecipeError: A setting is out of range, or a layer of the model can't be run incrementally.
@@ -71,7 +80,9 @@ class GenerationEngine:
         self._limit, self._chunk = length, min(chunk, length)
         # Whole chunks, so that the padding after a prompt has room.
         self._length = -(-length // self._chunk) * self._chunk
-        self._rows = [EngineRow() for _ in range(rows)]
+        self._placement = None if placement is None or placement.mesh.size == 1 else placement
+        self._groups = count_row_groups(self._placement)
+        self._rows = [EngineRow() for _ in range(-(-rows // self._groups) * self._groups)]
         self._state: EngineState | None = None
         self._is_busy = False
         self._waiting: collections.deque[PendingAnswer] = collections.deque()
@@ -158,10 +169,9 @@ class GenerationEngine:
         bias = np.zeros(self._model.vocab_size, np.float32)
         for token, value in request.sampling.bias.items():
             bias[token] = value
-        of_request = jnp.asarray(in_prompt), jnp.asarray(bias)
         for sample in range(request.sampling.n):
             text = None if self._tokenizer is None else AnswerText(self._tokenizer, request.sampling.stop)
-            self._waiting.append(PendingAnswer(number, sample, request, text, *of_request))
+            self._waiting.append(PendingAnswer(number, sample, request, text, in_prompt, bias))
         return number
 
     def cancel(self, number: int) -> None:
@@ -185,14 +195,11 @@ class GenerationEngine:
     def step(self) -> list[StreamEvent]:
         """Run one chunk of a prompt and one token of every row with a complete prompt; return the new tokens."""
         if self._state is None:
-            self._state = empty_state(self._model, len(self._rows), self._length)
+            self._state = self._empty_state()
         try:
             while self._waiting and self._admit(self._waiting[0]):
                 self._waiting.popleft()
-            prefilling = [row.answer for row in self._rows if row.answer is not None and row.answer.is_prefilling]
-            # The one that was admitted first.
-            events = self._run_prompt(min(prefilling, key=lambda answer: answer.order)) if prefilling else []
-            return [*events, *self._run_rows()]
+            return [*self._run_prompts(), *self._run_rows()]
         except BaseException:
             # A program may have been interrupted, and its arrays are lost, and so is what was in progress.
             self._state = None
@@ -204,46 +211,78 @@ class GenerationEngine:
     def _admit(self, answer: PendingAnswer) -> bool:
         """Reserve a row for an answer; return False if no row is free."""
         shares = self._model.shares_prefixes and not answer.request.sampling.prompt_log_probabilities
-        chosen = choose_rows(self._rows, answer.request.prompt, self._chunk, shares=shares)
+        chosen = choose_rows(self._rows, answer.request.prompt, self._chunk, shares=shares, groups=self._groups)
         if chosen is None:
             return False
         index, source, length = chosen
         if length and source != index:
-            assert self._state is not None
-            self._state = copy_row(self._state, jnp.int32(source), jnp.int32(index))
+            self._copy_row(source, index)
         answer.filled = answer.reused = length
         answer.order, self._next_order = self._next_order, self._next_order + 1
         self._rows[index] = EngineRow(answer, answer.request.prompt[:length])
         return True
 
-    def _run_prompt(self, answer: PendingAnswer) -> list[StreamEvent]:
-        index = next(index for index, row in enumerate(self._rows) if row.answer is answer)
-        row = self._rows[index]
+    def _copy_row(self, source: int, target: int) -> None:
         assert self._state is not None
-        prompt, sampling, start = answer.request.prompt, answer.request.sampling, answer.filled
-        part, following = prompt[start : start + self._chunk], prompt[start + 1 : start + 1 + self._chunk]
+        group, sources, targets = target // self._group_rows, *np.zeros((2, self._groups), np.int32)
+        sources[group], targets[group] = source % self._group_rows, target % self._group_rows
+        self._state = copy_row(self._model, self._state, sources, targets, self._placement)
+
+    @property
+    def _group_rows(self) -> int:
+        """Number of rows of a group."""
+        return len(self._rows) // self._groups
+
+    def _run_prompts(self) -> list[StreamEvent]:
+        """Run a chunk of the prompt that was admitted first in each group."""
+        size = self._group_rows
+        rows = [
+            min(
+                (
+                    row
+                    for row in self._rows[first : first + size]
+                    if row.answer is not None and row.answer.is_prefilling
+                ),
+                key=lambda row: row.answer.order if row.answer is not None else 0,
+                default=None,
+            )
+            for first in range(0, len(self._rows), size)
+        ]
+        if not any(rows):
+            return []
+        assert self._state is not None
+        answers = [None if row is None else row.answer for row in rows]
+        parts = [() if each is None else each.request.prompt[each.filled :][: self._chunk] for each in answers]
+        followings = [() if each is None else each.request.prompt[each.filled + 1 :][: self._chunk] for each in answers]
+        of_vocab = [(self._no_history if each is None else (each.in_prompt, each.bias)) for each in answers]
+        sampling = [each.request.sampling for each in answers if each is not None]
         chunk = PromptChunk(
-            self._pad(part),
-            self._pad(following),
-            _host(index, np.int32),
-            _host(start, np.int32),
-            _host(len(part), np.int32),
-            answer.in_prompt,
-            answer.bias,
-            _host(sampling.prompt_log_probabilities, bool),
-            _host(sampling.top_log_probabilities > 0, bool),
+            _host([self._pad(part) for part in parts], np.int32),
+            _host([self._pad(part) for part in followings], np.int32),
+            _host([0 if row is None else self._rows.index(row) % size for row in rows], np.int32),
+            _host([0 if each is None else each.filled for each in answers], np.int32),
+            _host([len(part) for part in parts], np.int32),
+            _host([in_prompt for in_prompt, _ in of_vocab], bool),
+            _host([bias for _, bias in of_vocab], np.float32),
+            _host(any(each.prompt_log_probabilities for each in sampling), bool),
+            _host(any(each.top_log_probabilities for each in sampling), bool),
         )
-        self._state, drawn, scores = run_prompt_chunk(self._model, self._state, chunk, _settings([answer]))
-        answer.filled += len(part)
-        if len(part) == self._chunk:
-            row.prefix = prompt[: answer.filled]
-        if sampling.prompt_log_probabilities:
-            scored = [values[: len(following)].tolist() for values in jax.device_get(scores)]
-            answer.prompt_scores += [
-                GeneratedToken(token, log_probability, 0.0, ((likeliest, best),))
-                for token, log_probability, likeliest, best in zip(following, *scored, strict=True)
-            ]
-        return [] if answer.is_prefilling else [self._accept(row, jax.device_get(drawn), 0)]
+        self._state, drawn, scores = run_prompt_chunk(
+            self._model, self._state, chunk, _settings(answers), self._placement
+        )
+        drawn, scores = jax.device_get((drawn, scores))
+        events = []
+        for group, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+            if row is None or answer is None:
+                continue
+            answer.filled += len(parts[group])
+            if len(parts[group]) == self._chunk:
+                row.prefix = answer.request.prompt[: answer.filled]
+            if answer.request.sampling.prompt_log_probabilities:
+                answer.prompt_scores += _scored(followings[group], scores, group)
+            if not answer.is_prefilling:
+                events.append(self._accept(row, drawn, group))
+        return events
 
     def _run_rows(self) -> list[StreamEvent]:
         answers = [row.answer if row.answer is not None and row.answer.tokens else None for row in self._rows]
@@ -257,7 +296,7 @@ class GenerationEngine:
             _host([each is not None for each in answers], bool),
             _host(any(each.request.sampling.top_log_probabilities for each in answers if each), bool),
         )
-        self._state, drawn = run_decode_step(self._model, self._state, inputs, _settings(answers))
+        self._state, drawn = run_decode_step(self._model, self._state, inputs, _settings(answers), self._placement)
         drawn = jax.device_get(drawn)
         return [
             self._accept(row, drawn, index)
@@ -301,24 +340,27 @@ class GenerationEngine:
         is_in_answer = bool(answer.tokens) and answer.tokens[-1] is token
         return StreamEvent(answer.number, answer.sample, token if is_in_answer else None, text, completion)
 
-    def _pad(self, tokens: Sequence[int]) -> Any:
-        return _host([*tokens, *[0] * (self._chunk - len(tokens))], np.int32)
+    def _pad(self, tokens: Sequence[int]) -> list[int]:
+        return [*tokens, *[0] * (self._chunk - len(tokens))]
+
+    @property
+    def _no_history(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros(self._model.vocab_size, bool), np.zeros(self._model.vocab_size, np.float32)
+
+    def _empty_state(self) -> EngineState:
+        return empty_state(self._model, len(self._rows), self._length, self._placement)
 
     def _compile(self) -> None:
         """Compile all programs by running them on a row without a request."""
-        self._state = empty_state(self._model, len(self._rows), self._length)
-        vocab = self._model.vocab_size
-        nothing = PendingAnswer(
-            0, 0, GenerationRequest((0,)), None, jnp.zeros(vocab, bool), jnp.zeros(vocab, jnp.float32)
-        )
+        self._state = self._empty_state()
+        nothing = PendingAnswer(0, 0, GenerationRequest((0,)), None, *self._no_history)
         self._rows[0].answer = nothing
-        self._run_prompt(nothing)
+        self._run_prompts()
         self._rows[0].answer = nothing
         nothing.tokens = [GeneratedToken(0, 0.0, 0.0)]
         self._run_rows()
-        if self._model.shares_prefixes and len(self._rows) > 1:
-            assert self._state is not None
-            self._state = copy_row(self._state, jnp.int32(0), jnp.int32(1))
+        if self._model.shares_prefixes and self._group_rows > 1:
+            self._copy_row(0, 1)
         self._rows = [EngineRow() for _ in self._rows]
 
 
@@ -351,6 +393,14 @@ def _settings(answers: Sequence[PendingAnswer | None]) -> RowSettings:
         _host([each.seed + (of.sample if of else 0) for each, of in zip(sampling, answers, strict=True)], np.uint32),
         _host([len(of.tokens) if of else 0 for of in answers], np.int32),
     )
+
+
+def _scored(tokens: Sequence[int], scores: PromptScores, group: int) -> list[GeneratedToken]:
+    of_group = [values[group, : len(tokens)].tolist() for values in scores]
+    return [
+        GeneratedToken(token, log_probability, 0.0, ((likeliest, best),))
+        for token, log_probability, likeliest, best in zip(tokens, *of_group, strict=True)
+    ]
 
 
 def _generated(drawn: DrawnTokens, row: int, sampling: Sampling) -> GeneratedToken:

@@ -2,6 +2,9 @@
 
 Their shapes depend on the engine alone, so no request compiles another program, and a request's numbers do not depend
 on other requests: its prompt goes through the same chunks, its tokens through the same rows.
+
+On a mesh, each group of devices has a part of the rows, and runs a chunk of its own. Shapes are of all groups:
+`PromptChunk` has one chunk for each, and rows are numbered within their group.
 """
 
 import functools
@@ -9,10 +12,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from ..core import current_layout
 from ..core.protocols import IncrementalModel
+from ..mesh.placement import Placement
 from .draw import DrawnTokens, RowHistory, RowSettings, draw_tokens
+from .shards import cache_specs, count_row_groups, gather_rows, map_rows, model_specs, row_spec
 
 
 class EngineState(NamedTuple):
@@ -27,27 +34,27 @@ class EngineState(NamedTuple):
 
 
 class PromptChunk(NamedTuple):
-    """A part of one row's prompt.
+    """A part of a row's prompt, for each group.
 
     Attributes:
         tokens: Padded at the end.
         following: The token after each of `tokens`, for their log-probabilities.
-        row: Index of the row.
+        row: Index of the row in its group.
         start: Index of the first token in the prompt; 0 empties the row's cache first.
-        size: Number of tokens, without padding.
+        size: Number of tokens, without padding; 0 for a group without a prompt, which is left as it is.
         in_prompt: True for the tokens of the whole prompt.
         bias: The request's bias.
         wants_scores: Score `following`; otherwise the scores are zeros.
         wants_top: Compute the most likely tokens.
     """
 
-    tokens: Int[Array, " chunk"]
-    following: Int[Array, " chunk"]
-    row: Int[Array, ""]
-    start: Int[Array, ""]
-    size: Int[Array, ""]
-    in_prompt: Bool[Array, " vocab"]
-    bias: Float[Array, " vocab"]
+    tokens: Int[Array, "groups chunk"]
+    following: Int[Array, "groups chunk"]
+    row: Int[Array, " groups"]
+    start: Int[Array, " groups"]
+    size: Int[Array, " groups"]
+    in_prompt: Bool[Array, "groups vocab"]
+    bias: Float[Array, "groups vocab"]
     wants_scores: Bool[Array, ""]
     wants_top: Bool[Array, ""]
 
@@ -55,9 +62,9 @@ class PromptChunk(NamedTuple):
 class PromptScores(NamedTuple):
     """Of each token of a chunk: the log-probability of the one after it, and the likeliest one with its own."""
 
-    log_probability: Float[Array, " chunk"]
-    likeliest: Int[Array, " chunk"]
-    likeliest_log_probability: Float[Array, " chunk"]
+    log_probability: Float[Array, "groups chunk"]
+    likeliest: Int[Array, "groups chunk"]
+    likeliest_log_probability: Float[Array, "groups chunk"]
 
 
 class NextTokens(NamedTuple):
@@ -79,62 +86,118 @@ SCORED_AT_ONCE = 16
 """Positions of a prompt with logits in memory at the same time."""
 
 
-def empty_state(model: IncrementalModel, rows: int, length: int) -> EngineState:
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def empty_state(model: IncrementalModel, rows: int, length: int, placement: Placement | None) -> EngineState:
     """Create the state of rows without requests."""
-    shape = rows, model.vocab_size
-    history = RowHistory(jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
-    # Programs take the arrays over, so that no two may be the same one.
-    return EngineState(jax.tree.map(jnp.copy, model.empty_cache(rows, length)), history)
+
+    def create(model: IncrementalModel) -> EngineState:
+        local = rows // (1 if placement is None else count_row_groups(placement))
+        shape = local, model.vocab_size
+        history = RowHistory(jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+        return EngineState(model.empty_cache(local, length), history)
+
+    return map_rows(create, placement, (model_specs(placement, model),), _state_specs(model, placement))(model)
 
 
-@functools.partial(jax.jit, donate_argnums=1)
+@functools.partial(jax.jit, donate_argnums=1, static_argnums=4)
 def run_prompt_chunk(
-    model: IncrementalModel, state: EngineState, chunk: PromptChunk, settings: RowSettings
+    model: IncrementalModel,
+    state: EngineState,
+    chunk: PromptChunk,
+    settings: RowSettings,
+    placement: Placement | None = None,
 ) -> tuple[EngineState, DrawnTokens, PromptScores]:
-    """Run a chunk of a prompt; draw the token after it, and score its tokens.
+    """Run a chunk of each group's prompt; draw the token after it, and score its tokens.
 
     Args:
-        settings: Of this row, each with one element.
+        settings: Of the prompts' rows.
 
     Returns:
-        The state; a token, which is meaningful after the last chunk; the scores of `chunk.following`.
+        The state; a token for each group, which is meaningful after the last chunk; the scores of `chunk.following`.
     """
-    row = chunk.row
-    cache = jax.tree.map(lambda leaf: _row_of(leaf, row), state.cache)
-    cache = jax.tree.map(lambda leaf: jnp.where(chunk.start == 0, jnp.zeros_like(leaf), leaf), cache)
-    hidden, cache = model.extend(chunk.tokens[None], chunk.start[None], chunk.size[None], cache)
-    last = jax.lax.dynamic_index_in_dim(hidden[0], chunk.size - 1, axis=0)
+    rows, states = row_spec(placement), _state_specs(model, placement)
+    everywhere = PartitionSpec()
+    chunks = PromptChunk._make([*[rows] * 7, everywhere, everywhere])
+    arguments = model_specs(placement, model), states, chunks, rows
+    run = map_rows(_run_prompt_chunk, placement, arguments, (states, everywhere, everywhere))
+    return run(model, state, chunk, settings)
 
-    history = RowHistory(chunk.in_prompt[None], jnp.zeros((1, model.vocab_size), jnp.int32), chunk.bias[None])
+
+def _run_prompt_chunk(
+    model: IncrementalModel, state: EngineState, chunk: PromptChunk, settings: RowSettings
+) -> tuple[EngineState, DrawnTokens, PromptScores]:
+    [row], [start], [size] = chunk.row, chunk.start, chunk.size
+    before = jax.tree.map(lambda leaf: _row_of(leaf, row), state)
+    cache = jax.tree.map(lambda leaf: jnp.where(start == 0, jnp.zeros_like(leaf), leaf), before.cache)
+    hidden, cache = model.extend(chunk.tokens, chunk.start, chunk.size, cache)
+    last = jax.lax.dynamic_index_in_dim(hidden[0], size - 1, axis=0)
+
+    history = RowHistory(chunk.in_prompt, jnp.zeros((1, model.vocab_size), jnp.int32), chunk.bias)
     drawn = draw_tokens(model.logits(last), settings, history, wants_top=chunk.wants_top)
     history = history._replace(counts=history.counts.at[0, drawn.token[0]].add(1))
 
     scores = jax.lax.cond(
         chunk.wants_scores,
-        lambda: _score(model, hidden[0], chunk.following),
-        lambda: _no_scores(chunk.tokens.shape[0]),
+        lambda: _score(model, hidden[0], chunk.following[0]),
+        lambda: _no_scores(chunk.tokens.shape[1]),
     )
-    state = jax.tree.map(lambda leaf, new: _with_row(leaf, new, row), state, EngineState(cache, history))
-    return state, drawn, scores
+    after = EngineState(cache, history)
+    if current_layout() is not None:
+        # A group without a prompt keeps its row.
+        after = jax.tree.map(lambda new, old: jnp.where(size > 0, new.astype(old.dtype), old), after, before)
+    state = jax.tree.map(lambda leaf, new: _with_row(leaf, new, row), state, after)
+    return state, *gather_rows((drawn, jax.tree.map(lambda leaf: leaf[None], scores)))
 
 
-@functools.partial(jax.jit, donate_argnums=1)
+@functools.partial(jax.jit, donate_argnums=1, static_argnums=4)
 def run_decode_step(
-    model: IncrementalModel, state: EngineState, inputs: NextTokens, settings: RowSettings
+    model: IncrementalModel,
+    state: EngineState,
+    inputs: NextTokens,
+    settings: RowSettings,
+    placement: Placement | None = None,
 ) -> tuple[EngineState, DrawnTokens]:
     """Run each active row's last token, and draw the one after it."""
+    rows, states = row_spec(placement), _state_specs(model, placement)
+    nexts = NextTokens._make([rows, rows, rows, PartitionSpec()])
+    arguments = model_specs(placement, model), states, nexts, rows
+    return map_rows(_run_decode_step, placement, arguments, (states, PartitionSpec()))(model, state, inputs, settings)
+
+
+def _run_decode_step(
+    model: IncrementalModel, state: EngineState, inputs: NextTokens, settings: RowSettings
+) -> tuple[EngineState, DrawnTokens]:
     hidden, cache = model.extend(inputs.tokens[:, None], inputs.start, inputs.active.astype(jnp.int32), state.cache)
     drawn = draw_tokens(model.logits(hidden[:, 0]), settings, state.history, wants_top=inputs.wants_top)
     rows = jnp.arange(inputs.tokens.shape[0])
     counts = state.history.counts.at[rows, drawn.token].add(inputs.active.astype(jnp.int32))
-    return EngineState(cache, state.history._replace(counts=counts)), drawn
+    return EngineState(cache, state.history._replace(counts=counts)), gather_rows(drawn)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def copy_row(state: EngineState, source: Int[Array, ""], target: Int[Array, ""]) -> EngineState:
-    """Copy a row's cache to another row; its history belongs to the request and is not copied."""
-    cache = jax.tree.map(lambda leaf: _with_row(leaf, _row_of(leaf, source), target), state.cache)
-    return state._replace(cache=cache)
+@functools.partial(jax.jit, donate_argnums=1, static_argnums=4)
+def copy_row(
+    model: IncrementalModel,
+    state: EngineState,
+    source: Int[Array, " groups"],
+    target: Int[Array, " groups"],
+    placement: Placement | None = None,
+) -> EngineState:
+    """Copy a row's cache to another row of its group; its history belongs to the request and is not copied.
+
+    Args:
+        source, target: Indices in the group; equal in groups that copy nothing.
+    """
+
+    def copy(state: EngineState, source: jax.Array, target: jax.Array) -> EngineState:
+        cache = jax.tree.map(lambda leaf: _with_row(leaf, _row_of(leaf, source[0]), target[0]), state.cache)
+        return state._replace(cache=cache)
+
+    rows, states = row_spec(placement), _state_specs(model, placement)
+    return map_rows(copy, placement, (states, rows, rows), states)(state, source, target)
+
+
+def _state_specs(model: IncrementalModel, placement: Placement | None) -> EngineState:
+    return EngineState(cache_specs(placement, model), row_spec(placement))  # pyright: ignore[reportArgumentType]
 
 
 def _no_scores(size: int) -> PromptScores:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-import jax
+import numpy as np
 
 from .requests import GeneratedToken, GenerationRequest
 from .text import AnswerText
@@ -29,8 +29,8 @@ class PendingAnswer:
     sample: int
     request: GenerationRequest
     text: AnswerText | None
-    in_prompt: jax.Array
-    bias: jax.Array
+    in_prompt: np.ndarray
+    bias: np.ndarray
     filled: int = 0
     tokens: list[GeneratedToken] = dataclasses.field(default_factory=list)
     prompt_scores: list[GeneratedToken] = dataclasses.field(default_factory=list)
@@ -61,7 +61,7 @@ class EngineRow:
 
 
 def choose_rows(
-    rows: Sequence[EngineRow], prompt: Sequence[int], chunk: int, *, shares: bool
+    rows: Sequence[EngineRow], prompt: Sequence[int], chunk: int, *, shares: bool, groups: int = 1
 ) -> tuple[int, int, int] | None:
     """Choose a free row for a prompt.
 
@@ -69,6 +69,7 @@ def choose_rows(
         chunk: Size of a chunk; only whole ones are shared, so that a prompt is computed in the same chunks in any
             case. The last token is always computed, since the answer's first token is drawn from it.
         shares: True if rows with a common beginning may share it.
+        groups: Number of groups of adjacent rows; a row is copied within its group only.
 
     Returns:
         The row, the row that holds the longest common beginning (it may be the same one), and its length, 0 without
@@ -77,12 +78,23 @@ def choose_rows(
     free = [index for index, row in enumerate(rows) if row.answer is None]
     if not free:
         return None
+    size = len(rows) // groups
+    with_free = {index // size for index in free}
     lengths = [common_prefix(row.prefix, prompt[: len(prompt) - 1]) // chunk * chunk if shares else 0 for row in rows]
-    source = max(range(len(rows)), key=lambda index: (lengths[index], index in free, -index))
+    source = max(
+        (index for index in range(len(rows)) if index // size in with_free),
+        key=lambda index: (lengths[index], index in free, -index),
+    )
     if lengths[source] and source in free:
         return source, source, lengths[source]
-    # The free row with the least that others might share.
-    return min(free, key=lambda index: (len(rows[index].prefix), index)), source, lengths[source]
+    waiting = [
+        sum(row.answer is not None and row.answer.is_prefilling for row in rows[first : first + size])
+        for first in range(0, len(rows), size)
+    ]
+    candidates = [index for index in free if index // size == source // size] if lengths[source] else free
+    # A group with few prompts before this one; in it, the free row with the least that others might share.
+    target = min(candidates, key=lambda index: (waiting[index // size], len(rows[index].prefix), index))
+    return target, source, lengths[source]
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

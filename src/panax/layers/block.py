@@ -107,7 +107,17 @@ class Block(Module):
         return 2.0 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self) if leaf.ndim > 1)
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Any:
-        """Create the initial cache for `extend`; stacked if the layers are. Its arrays begin with the axis of rows.
+        """Create the initial cache for `extend`, for the heads of this device; stacked if the layers are. Its arrays begin
+        with the axis of rows.
+
+        Raises:
+            RecipeError: The layer does not support generation.
+        """
+        raise self._not_incremental()
+
+    @property
+    def cache_axes(self) -> Any:
+        """Logical axes of each array of a cache, a tuple in place of each.
 
         Raises:
             RecipeError: The layer does not support generation.
@@ -139,7 +149,8 @@ class Block(Module):
 
     def _not_incremental(self) -> RecipeError:
         return RecipeError(
-            f"this model can't generate: its layer {type(self).__name__} has neither empty_cache nor extend; implement both"
+            f"this model can't generate: its layer {type(self).__name__} lacks empty_cache, cache_axes or extend; implement "
+            f"all three"
         )
 
     @property

@@ -71,6 +71,10 @@ class TransformerBlock(Block):
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Any:
         return self.attention.empty_cache(batch, length, dtype)
 
+    @property
+    def cache_axes(self) -> Any:
+        return self.attention.cache_axes
+
     def extend(
         self,
         x: Float[Array, "batch seq embed"],

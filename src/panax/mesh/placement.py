@@ -122,6 +122,10 @@ class Placement:
             self, alike=tuple(dict.fromkeys((*self.alike, *(axis for dim in dims for axis in dim))))
         )
 
+    def for_generation(self) -> "Placement":
+        """Return the same mesh for generation; see `Rules.for_generation`."""
+        return dataclasses.replace(self, rules=self.rules.for_generation())
+
     def with_rows_over(self, axis: str) -> "Placement":
         return dataclasses.replace(self, rules=self.rules.with_rows_over(axis))
 

@@ -87,6 +87,10 @@ class Rules(Validated):
                     f"a weight is gathered over the others before use"
                 )
 
+    def __hash__(self) -> int:
+        rules = (tuple(sorted(each.items())) for each in (self.storage, self.compute))
+        return hash((*rules, self.zero, self.overlap, self.weight_gather_dtype))
+
     def without_axis(self, axis: str) -> "Rules":
         """Return these rules with nothing sharded along one mesh axis."""
         storage, compute = (
@@ -99,6 +103,17 @@ class Rules(Validated):
         """Return these rules with rows also sharded over another mesh axis."""
         rows = axis_for_role(Role.ROWS)
         return dataclasses.replace(self, compute={**self.compute, rows: (*self.compute.get(rows, ()), axis)})
+
+    def for_generation(self) -> "Rules":
+        """Return these rules for generation: rows over all mesh axes along which devices compute with the same weights,
+        including those of positions and of a pipeline's stages, and weights stored as they are computed with.
+        """
+        rows, *unsplit = (axis_for_role(role) for role in (Role.ROWS, Role.POSITIONS, Role.STREAM, Role.LAYERS))
+        parallel = {axis for logical, axes in self.compute.items() if lookup_axis(logical).parallel for axis in axes}
+        batch = self.compute.get(rows, ())
+        others = tuple(axis for axis in MESH_AXES if axis not in parallel and axis not in batch)
+        compute = {**self.compute, **dict.fromkeys(unsplit, ()), rows: (*batch, *others)}
+        return dataclasses.replace(self, storage=compute, compute=compute, weight_gather_dtype="same", overlap=False)
 
     def without_positions(self) -> "Rules":
         """Return these rules for batches without positions: devices along an axis that would shard positions

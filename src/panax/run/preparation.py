@@ -55,6 +55,11 @@ class PreparedRun:
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", str(files.absolute_path(self.experiment.folder)))
 
+    @property
+    def placement(self) -> Placement | None:
+        """The run's mesh with its sharding rules; None if it is debugged, which takes one device."""
+        return self.step.placement if isinstance(self.step, CompiledStep) else None
+
 
 def open_data(experiment: Experiment, say: LogFn) -> OpenedData:
     """Open the experiment's data, in any form that `Experiment.data` accepts.

@@ -69,7 +69,9 @@ class Result:
             RecipeError: The task does not generate, or has no tokenizer; or a setting is out of range.
         """
         state, data = self.state, self.prepared.data
-        model = TextModel(self.prepared.task, state.eval_params, state.model_state, data.tokenizer)
+        model = TextModel(
+            self.prepared.task, state.eval_params, state.model_state, data.tokenizer, self.prepared.placement
+        )
         return generate_text(model, prompt, **settings)
 
     def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:

@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+import tiny_recipe
 
+from panax import fit, load
 from panax.core import Evaluation, RecipeError, Task
 from panax.core.protocols import IncrementalModel
 from panax.data.text.tokenizer import EncodedText, Tokenizer
+from panax.mesh import MeshShape
 from panax.run.reporting.generation import TextModel, generate_text
 
 
@@ -116,3 +119,15 @@ def test_a_task_that_does_not_generate_reports_it():
     with pytest.raises(RecipeError, match="Silent does not generate; a task that does sets `generates`"):
         Silent().incremental_model(PARAMS, {})
     assert tiny.task().generates
+
+
+@pytest.mark.full
+def test_a_run_generates_on_its_mesh_what_its_checkpoint_does_on_one_device(tmp_path):
+    experiment = dataclasses.replace(
+        tiny_recipe.tiny(), directory=str(tmp_path), num_steps=10, mesh=MeshShape(fsdp=2, tensor=2)
+    )
+    result = fit(experiment, quiet=True)
+    settings = {"tokens": 12, "temperature": 0.0}
+    texts = [result.generate(prompt, **settings) for prompt in ("def ", "import json")]
+    loaded = load(result.checkpoint)
+    assert texts == [loaded.generate(prompt, **settings) for prompt in ("def ", "import json")]

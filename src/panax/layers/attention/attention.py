@@ -120,10 +120,16 @@ class Attention(Module):
         return 2.0 * (weights + 2 * heads * head_dim * mean_attended_positions(length, self.causal, self.window))
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Cache:
-        """Create an empty cache; stacked if the layers are."""
+        """Create an empty cache of the keys and values that this device's heads use; stacked if the layers are."""
         *stacked, _, kv_heads, head_dim = self.w_k.shape
-        zeros = jnp.zeros((*stacked, batch, kv_heads, length, head_dim), dtype)
+        (shared,) = local_shared_heads(self.w_q.shape[-2], jnp.zeros((1, 1, kv_heads)))
+        zeros = jnp.zeros((*stacked, batch, shared.shape[-1], length, head_dim), dtype)
         return Cache(zeros, zeros)
+
+    @property
+    def cache_axes(self) -> Cache:
+        """Logical axes of a cache. Its heads are split as queries are: each device has those that its queries use."""
+        return Cache._make([("batch", "heads", None, None)] * 2)
 
     def extend(
         self,
@@ -137,6 +143,7 @@ class Attention(Module):
         Positions after a row's last one need no mask: later ones overwrite them before anything attends to them.
         """
         q, k, v, gate = self._project(x, position)
+        k, v = local_shared_heads(q.shape[2], k, v)
         cache = Cache(
             write_positions(cache.k, k.swapaxes(1, 2), start, axis=1),
             write_positions(cache.v, v.swapaxes(1, 2), start, axis=1),

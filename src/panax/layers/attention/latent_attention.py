@@ -191,6 +191,11 @@ class LatentAttention(Module):
             jnp.zeros((*shape, self.latent.kv_rank), dtype), jnp.zeros((*shape, self.latent.rope_dim), dtype)
         )
 
+    @property
+    def cache_axes(self) -> LatentCache:
+        """Logical axes of a cache, which all heads share."""
+        return LatentCache._make([("batch", None, None)] * 2)
+
     def extend(
         self,
         x: Float[Array, "batch seq embed"],

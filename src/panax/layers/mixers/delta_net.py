@@ -150,6 +150,14 @@ class DeltaNet(Module):
         values = jnp.zeros((*stacked, batch, taps - 1, heads, value_dim), dtype)
         return DeltaNetCache(keys, keys, values, jnp.zeros((*stacked, batch, heads, key_dim, value_dim), jnp.float32))
 
+    @property
+    def cache_axes(self) -> DeltaNetCache:
+        """Logical axes of a cache."""
+        keys = ("batch", None, "delta_key_heads", None)
+        return DeltaNetCache._make(
+            (keys, keys, ("batch", None, "delta_heads", None), ("batch", "delta_heads", None, None))
+        )
+
     def extend(
         self,
         x: Float[Array, "batch seq embed"],
@@ -172,6 +180,7 @@ class DeltaNet(Module):
             projected = projected._replace(log_decay=log_decay, beta=beta)
         before = [old.astype(new.dtype) for old, new in zip(cache[:3], projected.inputs)]
         q, k, v = self._convolved(projected.inputs, before, None, None)
+        q, k = local_shared_heads(v.shape[2], q, k, heads="delta_heads", shared="delta_key_heads")
         inputs = DeltaInputs(q, k, v, projected.log_decay, projected.beta)
         y, state = delta_rule(inputs, state=cache.state, target=current_target())
         tail = self.conv_q.shape[-1] - 1

@@ -151,6 +151,14 @@ class StateSpace(Module):
         )
         return StateSpaceCache(x, shared, shared, jnp.zeros((*stacked, batch, heads, head_dim, state), jnp.float32))
 
+    @property
+    def cache_axes(self) -> StateSpaceCache:
+        """Logical axes of a cache."""
+        shared = ("batch", None, "ssm_groups", None)
+        return StateSpaceCache._make(
+            (("batch", None, "ssm_heads", None), shared, shared, ("batch", "ssm_heads", None, None))
+        )
+
     def extend(
         self,
         x: Float[Array, "batch seq embed"],
@@ -169,6 +177,7 @@ class StateSpace(Module):
         dt = dt if valid is None else jnp.where(valid[:, :, None], dt, 0.0)
         before = [old.astype(new.dtype) for old, new in zip(cache[:3], inputs)]
         x, b, c = self._convolved(inputs, before, None, None)
+        b, c = local_shared_heads(x.shape[2], b, c, heads="ssm_heads", shared="ssm_groups")
         scan = state_space_scan(ScanInputs(x, dt, self._rates(), b, c), state=cache.state, target=current_target())
         tail = self.conv_x.shape[-1] - 1
         tails = last_inputs(cache[:3], inputs, tail, valid)

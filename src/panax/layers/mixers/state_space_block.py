@@ -55,6 +55,10 @@ class StateSpaceBlock(Block):
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Any:
         return self.mixer.empty_cache(batch, length, dtype)
 
+    @property
+    def cache_axes(self) -> Any:
+        return self.mixer.cache_axes
+
     def extend(
         self,
         x: Float[Array, "batch seq embed"],

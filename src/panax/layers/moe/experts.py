@@ -49,7 +49,7 @@ from ...spmd import (
 )
 from ...spmd.collectives import all_gather, axis_index
 from ...spmd.contraction import PRODUCT
-from ...spmd.linear import all_gather_sum, reduce_scatter_sum
+from ...spmd.linear import all_gather_sum, psum_both, reduce_scatter_sum
 from ..feed_forward import ACTIVATIONS, Activation, GateClamp, activate
 from .routing import Assignments, rank_by_expert
 
@@ -124,7 +124,10 @@ class Experts(Module):
             assigned = _gather_assignments(assigned, x.shape[1])
             x = all_gather_sequence(x)
         y = self._on_this_device(x, assigned, values, slots)
-        return reduce_scatter_sequence(y) if gathered else y
+        if gathered:
+            return reduce_scatter_sequence(y)
+        # Each device has its columns' part of the sum.
+        return psum_both(y, split) if split else y
 
     def _on_this_device(
         self, x: jax.Array, assigned: Assignments, values: "_ExpertWeights", slots: "_ExpertWeights"

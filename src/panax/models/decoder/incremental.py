@@ -13,11 +13,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from ...core import logical_axes
+from ...core.errors import RecipeError
+from ...core.params.logical import Role, axis_for_role, lookup_axis
 from ...core.protocols import IncrementalModel
 from ...layers import Context
 from ...layers.block import Block
 from ...layers.stack import split_state_by_stack
-from .logits import compute_logits
+from ...spmd.weights import is_wrapped_weight
+from .logits import gather_logits
 from .model import Decoder, layer_state
 
 
@@ -40,11 +44,20 @@ class IncrementalDecoder(IncrementalModel):
 
     @classmethod
     def create(cls, model: Decoder, state: Mapping[str, Any], dtype: str) -> "IncrementalDecoder":
-        """Take a decoder's stacks apart.
+        """Take a decoder's stacks apart, and cast the matrices to `dtype`, which the layers would do in each step.
 
         Args:
             state: The task's model state.
+
+        Raises:
+            RecipeError: Experts choose their tokens, which depends on tokens that are not generated yet.
         """
+        moe = model.config.feed_forward
+        if moe is not None and moe.experts_choose and model.config.mixture_layers:
+            raise RecipeError(
+                "this model can't generate: its experts choose among all tokens of a row (choice='expert'), also those that "
+                "come later; train a mixture in which tokens choose, choice='token'"
+            )
         layers: list[Block] = []
         states: list[Any] = []
         for stack, stack_state in zip(model.stacks, split_state_by_stack(model.stacks, layer_state(state))):
@@ -54,7 +67,8 @@ class IncrementalDecoder(IncrementalModel):
                     layer, layers_state = jax.tree.map(lambda leaf, at=repeat: leaf[at], (block, block_state))
                     layers.append(layer)
                     states.append(layers_state)
-        return cls(dataclasses.replace(model, stacks=()), tuple(layers), tuple(states), dtype)
+        outer = _cast_matrices(dataclasses.replace(model, stacks=()), dtype)
+        return cls(outer, tuple(_cast_matrices(layer, dtype) for layer in layers), tuple(states), dtype)
 
     @property
     def vocab_size(self) -> int:
@@ -67,6 +81,17 @@ class IncrementalDecoder(IncrementalModel):
     @property
     def shares_prefixes(self) -> bool:
         return all(layer.positional_cache for layer in self.layers)
+
+    @property
+    def axes(self) -> "IncrementalDecoder":
+        states = jax.tree.map(lambda leaf: (None,) * leaf.ndim, self.states)
+        return IncrementalDecoder(
+            logical_axes(self.outer), tuple(logical_axes(layer) for layer in self.layers), states, self.dtype
+        )
+
+    @property
+    def cache_axes(self) -> tuple[Any, ...]:
+        return tuple(layer.cache_axes for layer in self.layers)
 
     def empty_cache(self, rows: int, length: int) -> tuple[Any, ...]:
         return tuple(layer.empty_cache(rows, length, self.dtype) for layer in self.layers)
@@ -87,4 +112,18 @@ class IncrementalDecoder(IncrementalModel):
 
     def logits(self, hidden: Float[Array, "*rows width"]) -> Float[Array, "*rows vocab"]:
         flat = hidden.reshape(1, -1, hidden.shape[-1])
-        return compute_logits(self.outer, flat).reshape(*hidden.shape[:-1], -1)
+        return gather_logits(self.outer, flat).reshape(*hidden.shape[:-1], -1)
+
+
+def _cast_matrices(module: Any, dtype: str) -> Any:
+    """Cast arrays that are multiplied with activations to the dtype of these. Norms, taps and routers stay as they are, and so
+    do the parts of weights that are computed from parts."""
+
+    def cast(leaf: Any, axes: Any) -> Any:
+        if is_wrapped_weight(leaf) or leaf.dtype != jnp.float32:
+            return leaf
+        is_matrix = axis_for_role(Role.WIDTH) in axes and not any(lookup_axis(axis).in_float32 for axis in axes)
+        return leaf.astype(dtype) if is_matrix else leaf
+
+    leaves, structure = jax.tree.flatten(module, is_leaf=is_wrapped_weight)
+    return structure.unflatten(map(cast, leaves, structure.flatten_up_to(logical_axes(module))))

@@ -91,7 +91,7 @@ class RunActions:
 
     def generate(self, prompt: str, **settings: Any) -> str:
         state, tokenizer = self.state, self.prepared.data.tokenizer
-        model = TextModel(self.prepared.task, state.eval_params, state.model_state, tokenizer)
+        model = TextModel(self.prepared.task, state.eval_params, state.model_state, tokenizer, self.prepared.placement)
         return generate_text(model, prompt, **settings)
 
     def histograms(self) -> Mapping[str, Histogram]:

@@ -9,6 +9,8 @@ from ...core import Task
 from ...core.errors import RecipeError
 from ...data.text.tokenizer import Tokenizer
 from ...generate import GenerationEngine, GenerationRequest, Sampling, encode_prompt
+from ...generate.shards import place_model
+from ...mesh import Placement
 
 LENGTH_MULTIPLE = 64
 """Positions to a multiple of which a row is rounded up."""
@@ -29,12 +31,14 @@ class TextModel(NamedTuple):
     Attributes:
         state: The task's model state.
         tokenizer: None for a task without one, which is refused.
+        placement: The mesh of the arrays; None for one device.
     """
 
     task: Task
     params: Any
     state: Any
     tokenizer: Tokenizer | None
+    placement: Placement | None = None
 
 
 def check_generates(model: TextModel) -> Tokenizer:
@@ -53,7 +57,10 @@ def check_generates(model: TextModel) -> Tokenizer:
 def create_engine(
     model: TextModel, *, rows: int = 8, length: int | None = None, at_least: int = 0, dtype: str = "float32"
 ) -> GenerationEngine:
-    """Create an engine that generates with a model, on one device.
+    """Create an engine that generates with a model, on its mesh.
+
+    Weights are gathered once, over the mesh axes that shard them in storage only. A task that does not name its axes
+    generates on one device.
 
     Args:
         rows, length: See `GenerationEngine`.
@@ -65,14 +72,19 @@ def create_engine(
         RecipeError: The task does not generate, or there is no tokenizer; or a setting is out of range.
     """
     tokenizer = check_generates(model)
-    task, params, state, _ = model
-    # On one device, however it was trained. By way of the host, since moving an array to a device that it is on
-    # already would leave the training mesh in its type.
-    params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf), jax.local_devices()[0]), (params, state))
-    incremental = task.incremental_model(params, state, dtype)
+    task, params, state, _, placement = model
+    if placement is None or placement.mesh.size == 1 or not task.names_axes:
+        placement = None
+        # By way of the host, since moving an array to a device that it is on already would leave the training mesh in
+        # its type.
+        params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf), jax.local_devices()[0]), (params, state))
+        incremental = task.incremental_model(params, state, dtype)
+    else:
+        placement = placement.for_generation()
+        incremental = place_model(task, params, state, dtype, placement)
     if at_least:
         length = min(-(-at_least // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, incremental.max_length)
-    return GenerationEngine(incremental, tokenizer, rows=rows, length=length)
+    return GenerationEngine(incremental, tokenizer, rows=rows, length=length, placement=placement)
 
 
 def generate_text(
