@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from ..kernels.row_functions import log_softmax
 from .sampling import MAX_TOP_LOG_PROBABILITIES
 
 
@@ -59,11 +60,11 @@ def draw_tokens(
 
     def draw() -> tuple[jax.Array, jax.Array]:
         token = jnp.where(is_drawn, jax.vmap(_draw)(processed, settings).astype(jnp.int32), likeliest)
-        return token, jnp.where(is_drawn, _at(jax.nn.log_softmax(processed, axis=-1), token), 0.0)
+        return token, jnp.where(is_drawn, _at(log_softmax(processed), token), 0.0)
 
     # Random bits for a vocabulary take longer than a small model.
     token, sampled = jax.lax.cond(is_drawn.any(), draw, lambda: (likeliest, jnp.zeros_like(settings.temperature)))
-    log_probabilities = jax.nn.log_softmax(logits, axis=-1)
+    log_probabilities = log_softmax(logits)
     count = min(MAX_TOP_LOG_PROBABILITIES, logits.shape[-1])
     no_top = jnp.zeros((logits.shape[0], count), logits.dtype), jnp.zeros((logits.shape[0], count), jnp.int32)
     values, tokens = jax.lax.cond(wants_top, lambda: tuple(jax.lax.top_k(log_probabilities, count)), lambda: no_top)

@@ -17,6 +17,7 @@ import numpy as np
 from ..core.errors import DataError, RecipeError
 from ..core.protocols import IncrementalModel
 from ..data.text.tokenizer import Tokenizer
+from ..kernels import Kernels
 from ..mesh.placement import Placement
 from .draw import DrawnTokens, RowSettings
 from .programs import (
@@ -32,7 +33,7 @@ from .programs import (
 from .requests import Completion, FinishReason, GeneratedToken, GenerationRequest, StreamEvent
 from .rows import EngineRow, PendingAnswer, choose_rows
 from .sampling import Sampling
-from .shards import count_row_groups
+from .shards import ProgramSettings, count_row_groups
 from .text import AnswerText
 
 DEFAULT_LENGTH = 2048
@@ -54,6 +55,7 @@ class GenerationEngine:
         length: int | None = None,
         chunk: int = 64,
         placement: Placement | None = None,
+        kernels: Kernels | None = None,
     ):
         """Reserve the caches, and compile the programs.
 
@@ -66,6 +68,8 @@ class GenerationEngine:
             chunk: Number of prompt tokens that are run at once.
             placement: The mesh and the sharding rules of the model's arrays, as `place_model` takes them; None for one
                 device.
+            kernels: Those that the model is trained with, if a recipe names them; `exact_policy` makes the log-probabilities
+                of tokens equal to those of training, bit by bit.
 
         Raises:
             RecipeError: A setting is out of range, or a layer of the model can't be run incrementally.
@@ -80,8 +84,9 @@ class GenerationEngine:
         self._limit, self._chunk = length, min(chunk, length)
         # Whole chunks, so that the padding after a prompt has room.
         self._length = -(-length // self._chunk) * self._chunk
-        self._placement = None if placement is None or placement.mesh.size == 1 else placement
-        self._groups = count_row_groups(self._placement)
+        placement = None if placement is None or placement.mesh.size == 1 else placement
+        self._compiled_for = ProgramSettings(placement, kernels or Kernels())
+        self._groups = count_row_groups(placement)
         self._rows = [EngineRow() for _ in range(-(-rows // self._groups) * self._groups)]
         self._state: EngineState | None = None
         self._is_busy = False
@@ -226,7 +231,7 @@ class GenerationEngine:
         assert self._state is not None
         group, sources, targets = target // self._group_rows, *np.zeros((2, self._groups), np.int32)
         sources[group], targets[group] = source % self._group_rows, target % self._group_rows
-        self._state = copy_row(self._model, self._state, sources, targets, self._placement)
+        self._state = copy_row(self._model, self._state, sources, targets, self._compiled_for)
 
     @property
     def _group_rows(self) -> int:
@@ -268,7 +273,7 @@ class GenerationEngine:
             _host(any(each.top_log_probabilities for each in sampling), bool),
         )
         self._state, drawn, scores = run_prompt_chunk(
-            self._model, self._state, chunk, _settings(answers), self._placement
+            self._model, self._state, chunk, _settings(answers), self._compiled_for
         )
         drawn, scores = jax.device_get((drawn, scores))
         events = []
@@ -296,7 +301,7 @@ class GenerationEngine:
             _host([each is not None for each in answers], bool),
             _host(any(each.request.sampling.top_log_probabilities for each in answers if each), bool),
         )
-        self._state, drawn = run_decode_step(self._model, self._state, inputs, _settings(answers), self._placement)
+        self._state, drawn = run_decode_step(self._model, self._state, inputs, _settings(answers), self._compiled_for)
         drawn = jax.device_get(drawn)
         return [
             self._accept(row, drawn, index)
@@ -348,7 +353,7 @@ class GenerationEngine:
         return np.zeros(self._model.vocab_size, bool), np.zeros(self._model.vocab_size, np.float32)
 
     def _empty_state(self) -> EngineState:
-        return empty_state(self._model, len(self._rows), self._length, self._placement)
+        return empty_state(self._model, len(self._rows), self._length, self._compiled_for)
 
     def _compile(self) -> None:
         """Compile all programs by running them on a row without a request."""

@@ -17,9 +17,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..core import current_layout
 from ..core.protocols import IncrementalModel
+from ..kernels.row_functions import log_softmax
 from ..mesh.placement import Placement
 from .draw import DrawnTokens, RowHistory, RowSettings, draw_tokens
-from .shards import cache_specs, count_row_groups, gather_rows, map_rows, model_specs, row_spec
+from .shards import ProgramSettings, cache_specs, count_row_groups, gather_rows, map_rows, model_specs, row_spec
 
 
 class EngineState(NamedTuple):
@@ -87,16 +88,17 @@ SCORED_AT_ONCE = 16
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def empty_state(model: IncrementalModel, rows: int, length: int, placement: Placement | None) -> EngineState:
+def empty_state(model: IncrementalModel, rows: int, length: int, compiled_for: ProgramSettings) -> EngineState:
     """Create the state of rows without requests."""
+    placement = compiled_for.placement
 
     def create(model: IncrementalModel) -> EngineState:
-        local = rows // (1 if placement is None else count_row_groups(placement))
+        local = rows // count_row_groups(placement)
         shape = local, model.vocab_size
         history = RowHistory(jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
         return EngineState(model.empty_cache(local, length), history)
 
-    return map_rows(create, placement, (model_specs(placement, model),), _state_specs(model, placement))(model)
+    return map_rows(create, compiled_for, (model_specs(placement, model),), _state_specs(model, placement))(model)
 
 
 @functools.partial(jax.jit, donate_argnums=1, static_argnums=4)
@@ -105,7 +107,7 @@ def run_prompt_chunk(
     state: EngineState,
     chunk: PromptChunk,
     settings: RowSettings,
-    placement: Placement | None = None,
+    compiled_for: ProgramSettings,
 ) -> tuple[EngineState, DrawnTokens, PromptScores]:
     """Run a chunk of each group's prompt; draw the token after it, and score its tokens.
 
@@ -115,11 +117,12 @@ def run_prompt_chunk(
     Returns:
         The state; a token for each group, which is meaningful after the last chunk; the scores of `chunk.following`.
     """
+    placement = compiled_for.placement
     rows, states = row_spec(placement), _state_specs(model, placement)
     everywhere = PartitionSpec()
     chunks = PromptChunk._make([*[rows] * 7, everywhere, everywhere])
     arguments = model_specs(placement, model), states, chunks, rows
-    run = map_rows(_run_prompt_chunk, placement, arguments, (states, everywhere, everywhere))
+    run = map_rows(_run_prompt_chunk, compiled_for, arguments, (states, everywhere, everywhere))
     return run(model, state, chunk, settings)
 
 
@@ -155,13 +158,16 @@ def run_decode_step(
     state: EngineState,
     inputs: NextTokens,
     settings: RowSettings,
-    placement: Placement | None = None,
+    compiled_for: ProgramSettings,
 ) -> tuple[EngineState, DrawnTokens]:
     """Run each active row's last token, and draw the one after it."""
+    placement = compiled_for.placement
     rows, states = row_spec(placement), _state_specs(model, placement)
     nexts = NextTokens._make([rows, rows, rows, PartitionSpec()])
     arguments = model_specs(placement, model), states, nexts, rows
-    return map_rows(_run_decode_step, placement, arguments, (states, PartitionSpec()))(model, state, inputs, settings)
+    return map_rows(_run_decode_step, compiled_for, arguments, (states, PartitionSpec()))(
+        model, state, inputs, settings
+    )
 
 
 def _run_decode_step(
@@ -180,7 +186,7 @@ def copy_row(
     state: EngineState,
     source: Int[Array, " groups"],
     target: Int[Array, " groups"],
-    placement: Placement | None = None,
+    compiled_for: ProgramSettings,
 ) -> EngineState:
     """Copy a row's cache to another row of its group; its history belongs to the request and is not copied.
 
@@ -192,8 +198,9 @@ def copy_row(
         cache = jax.tree.map(lambda leaf: _with_row(leaf, _row_of(leaf, source[0]), target[0]), state.cache)
         return state._replace(cache=cache)
 
+    placement = compiled_for.placement
     rows, states = row_spec(placement), _state_specs(model, placement)
-    return map_rows(copy, placement, (states, rows, rows), states)(state, source, target)
+    return map_rows(copy, compiled_for, (states, rows, rows), states)(state, source, target)
 
 
 def _state_specs(model: IncrementalModel, placement: Placement | None) -> EngineState:
@@ -208,7 +215,7 @@ def _no_scores(size: int) -> PromptScores:
 def _score(model: IncrementalModel, hidden: jax.Array, following: jax.Array) -> PromptScores:
     def one(pair: tuple[jax.Array, jax.Array]) -> PromptScores:
         position, token = pair
-        log_probabilities = jax.nn.log_softmax(model.logits(position[None])[0])
+        log_probabilities = log_softmax(model.logits(position[None]))[0]
         likeliest = jnp.argmax(log_probabilities).astype(jnp.int32)
         return PromptScores(log_probabilities[token], likeliest, log_probabilities[likeliest])
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec
@@ -10,11 +10,24 @@ from jax.sharding import PartitionSpec
 from ..core import Task, map_axes
 from ..core.layout.layout import use_layout
 from ..core.protocols import Axes, IncrementalModel
+from ..kernels import Kernels, use_kernels
 from ..mesh.placement import Placement, partition_entries
 from ..mesh.rules import MeshAxes
 from ..spmd import token_axes
 from ..spmd.collectives import all_gather
 from ..spmd.manual import map_over_shards
+
+
+class ProgramSettings(NamedTuple):
+    """What programs are compiled for, besides the shapes of their arguments.
+
+    Attributes:
+        placement: The mesh, and the sharding rules for generation; None for one device.
+        kernels: The kernels that the recipe names.
+    """
+
+    placement: Placement | None = None
+    kernels: Kernels = Kernels()
 
 
 def count_row_groups(placement: Placement | None) -> int:
@@ -47,19 +60,21 @@ def cache_specs(placement: Placement | None, model: IncrementalModel) -> Any:
 
 
 def map_rows(
-    function: Callable[..., Any], placement: Placement | None, arguments: Any, results: Any
+    function: Callable[..., Any], settings: ProgramSettings, arguments: Any, results: Any
 ) -> Callable[..., Any]:
     """Run `function` on each device's shards; on one device, as it is.
 
     Args:
         arguments, results: As for `map_over_shards`.
     """
-    if placement is None:
-        return function
+    placement = settings.placement
 
     def run(*inputs: Any) -> Any:
-        with use_layout(placement):
-            return map_over_shards(function, placement, arguments, results)(*inputs)
+        with use_kernels(settings.kernels.names):
+            if placement is None:
+                return function(*inputs)
+            with use_layout(placement):
+                return map_over_shards(function, placement, arguments, results)(*inputs)
 
     return run
 

@@ -6,6 +6,7 @@ Kernels are functions of local arrays, called inside `jax.shard_map` over batch 
 
 import panax.kernels.cpu.attention
 import panax.kernels.cpu.convolution
+import panax.kernels.cpu.exact
 import panax.kernels.cpu.grouped_matmul
 import panax.kernels.cpu.products  # noqa: F401 (all register their kernels)
 from panax.kernels.attention.attention import attention

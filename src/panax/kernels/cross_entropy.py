@@ -23,10 +23,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from panax.core.errors import RecipeError
 from panax.core.layout.target import Target
 from panax.core.params.scopes import nan_for
 from panax.kernels.attention.mask import MASKED
 from panax.kernels.precision import accumulation_dtype
+from panax.kernels.product import materialize, product
+from panax.kernels.registry import is_exact
+from panax.kernels.row_functions import named_logsumexp
 from panax.kernels.varying_axes import vary_alike, vary_like
 
 
@@ -295,6 +299,11 @@ class ChunkLogits(NamedTuple):
 def chunk_logits(x: Array, weights: Array, target: Array, settings: CrossEntropySettings) -> ChunkLogits:
     """Compute the logits `x @ weights.T` of one chunk."""
     wide = accumulation_dtype(x.dtype)
+    if is_exact() and settings.vocab_axis is not None:
+        raise RecipeError(
+            "kernels.exact_policy is for layouts in which each device has the whole vocabulary; set mesh.tensor to 1, or "
+            "remove exact_policy"
+        )
     total_of = functools.partial(lax.psum, axis_name=settings.vocab_axis) if settings.vocab_axis else lambda part: part
     rows = weights.shape[0]
     shards = 1 if settings.vocab_axis is None else lax.axis_size(settings.vocab_axis)
@@ -305,12 +314,15 @@ def chunk_logits(x: Array, weights: Array, target: Array, settings: CrossEntropy
     vocab_size = rows * shards if settings.vocab_size is None else settings.vocab_size
     real = None if settings.vocab_size is None else column < vocab_size
 
-    raw = jnp.einsum("ce,ve->cv", x, weights, preferred_element_type=wide)
+    if is_exact():
+        raw = product("ce,ve->cv", x, weights, wide)
+    else:
+        raw = jnp.einsum("ce,ve->cv", x, weights, preferred_element_type=wide)
     slope = None
     logits = raw
     if settings.soft_cap is not None:
         bounded = jnp.tanh(raw / settings.soft_cap)
-        logits, slope = settings.soft_cap * bounded, 1.0 - bounded * bounded
+        logits, slope = materialize(settings.soft_cap * bounded), 1.0 - bounded * bounded
     if real is not None:
         logits = jnp.where(real, logits, MASKED)
 
@@ -321,7 +333,8 @@ def chunk_logits(x: Array, weights: Array, target: Array, settings: CrossEntropy
     # gradient.
     exponential = lax.optimization_barrier(jnp.exp(logits - highest[:, None]))
     total = total_of(exponential.sum(axis=-1))
-    logsumexp = highest + jnp.log(total)
+    exact = named_logsumexp(logits, vocab_size) if settings.vocab_axis is None else None
+    logsumexp = highest + jnp.log(total) if exact is None else exact
     is_target = column == target[:, None]
     # Combined, for one sum over the vocabulary's axis: the target's logit, and the number of logits that are
     # the highest.

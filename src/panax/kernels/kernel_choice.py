@@ -5,7 +5,12 @@ from collections.abc import Collection, Mapping
 
 from panax.core.errors import RecipeError
 from panax.core.validation import Validated
-from panax.kernels.registry import check_name, list_kernels
+from panax.kernels.registry import EXACT, check_name, list_kernels
+
+_NAMED = ("attention", "grouped", "matmul", "row_sums")
+_EXACT_WORKS = (
+    "matmul", "partial attention", "grouped matmul", "norm", "softmax", "logsumexp", "cached attention", "materialize",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +27,9 @@ class Kernels(Validated):
             one.
         matmul: All other matmuls with weights: xla, c, mkl, or a registered one.
         row_sums: Gradients of biases: xla, c, mkl, or a registered one.
+        exact_policy: True to compute each token with equal bits in training and in generation, by kernels whose
+            result for a row depends on that row alone. On CPU, for layouts that split rows and weights (replica,
+            fsdp, expert); the other fields must be "auto".
 
     >>> Kernels(attention="blokwise")
     Traceback (most recent call last):
@@ -32,14 +40,23 @@ class Kernels(Validated):
     grouped: str = "auto"
     matmul: str = "auto"
     row_sums: str = "auto"
+    exact_policy: bool = False
 
     def __post_init__(self) -> None:
+        named = [name for name in _NAMED if getattr(self, name) != "auto"]
+        if self.exact_policy and named:
+            raise RecipeError(
+                f"kernels.exact_policy names the kernels of all work, and kernels.{named[0]}={getattr(self, named[0])!r} "
+                f"names another; remove one of them"
+            )
         for work, name in self.names.items():
             check_name(work, name)
 
     @property
     def names(self) -> Mapping[str, str]:
         """Return the kernel's name for each kind of work of the registry."""
+        if self.exact_policy:
+            return dict.fromkeys(_EXACT_WORKS, EXACT) | {"attention": "blockwise"}
         return {
             "attention": self.attention,
             "grouped matmul": self.grouped,
@@ -55,8 +72,10 @@ class Kernels(Validated):
         Raises:
             RecipeError: The step lacks one of these kinds of work.
         """
-        for field, (work, name) in zip(dataclasses.fields(self), self.names.items()):
+        if self.exact_policy:
+            return
+        for field, (work, name) in zip(_NAMED, self.names.items()):
             if name != "auto" and work not in works:
                 raise RecipeError(
-                    f"kernels.{field.name}={name!r} has no effect: the step runs no {work} that it can do; leave it at 'auto'"
+                    f"kernels.{field}={name!r} has no effect: the step runs no {work} that it can do; leave it at 'auto'"
                 )

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float
 
+from panax.core.errors import RecipeError
 from panax.core.layout.layout import arrays_are_local, current_target
 from panax.core.layout.target import Target
 from panax.kernels.cpu.choice import XLA, timed_kernel
-from panax.kernels.registry import NAMED, Kernel, KernelChoice, choose, log_choice, register
+from panax.kernels.registry import NAMED, Kernel, KernelChoice, choose, is_exact, log_choice, register
 
 MIN_PRODUCTS = 2**22
 """Minimum number of multiplications for a custom call."""
@@ -67,6 +69,11 @@ def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Ar
     """
     matrices = _matrices(equation) if a.dtype == b.dtype and a.dtype in (jnp.float32, jnp.bfloat16) else None
     if matrices is None:
+        if is_exact():
+            raise RecipeError(
+                f"kernels.exact_policy: {equation} of {a.dtype} and {b.dtype} is no product of two matrices of float32 or "
+                f"bfloat16, for which there is an exact kernel; remove exact_policy for this model"
+            )
         return _einsum(equation, a, b, out_dtype)
     left, right = (b, a) if matrices.swapped else (a, b)
     rows, columns = matrices.left.rows(left), matrices.right.rows(right)
@@ -79,7 +86,7 @@ def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Ar
     else:
         summed = ((matrices.left.summed_dim,), (matrices.right.summed_dim,))
         out = lax.dot_general(left, right, (summed, ((), ())), preferred_element_type=jnp.float32)
-    return out.astype(out_dtype).reshape(*rows, *columns)
+    return materialize(out.astype(out_dtype)).reshape(*rows, *columns)
 
 
 def sum_rows(x: jax.Array) -> jax.Array:
@@ -102,6 +109,20 @@ def fusion_barrier(x: jax.Array) -> jax.Array:
     return x if kernel is None else kernel.run(x)
 
 
+def materialize(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Return `x`; among exact kernels, as a value that nothing is fused across, so that XLA computes it by the same
+    operations, and rounds it, in every program."""
+    return choose("materialize", MatmulCase.of(x.size, x), current_target()).kernel.run(x)
+
+
+def sum_few(x: Float[Array, "*shape"], axis: int, *, keepdims: bool = False) -> Float[Array, "*rest"]:
+    """Sum along a short axis; with exact kernels, term by term, in order."""
+    if not is_exact():
+        return x.sum(axis=axis, keepdims=keepdims)
+    first, *others = (lax.index_in_dim(x, index, axis, keepdims=keepdims) for index in range(x.shape[axis]))
+    return materialize(functools.reduce(lax.add, others, first))
+
+
 def kernel_for(work: str, multiplications: int, *operands: jax.Array) -> Kernel | None:
     """Choose a kernel other than XLA's for work based on matrix multiplications; None for XLA's.
 
@@ -119,6 +140,7 @@ def choose_timed(work: str, case: Any, dtype: str, target: Target) -> KernelChoi
     return choose(work, case, target, timed=timed_kernel(work, dtype))
 
 
+register(Kernel(work="materialize", name=XLA, run=lambda x: x, rank=10))
 for _work in ("matmul", "row sums", "wall"):
     register(Kernel(work=_work, name=XLA, run=None, rank=10))
 

@@ -27,6 +27,9 @@ Limit = Callable[[Any, Target], str | None]
 NAMED = "it is named"
 """The reason of a choice made by a recipe or a caller."""
 
+EXACT = "exact"
+"""Name of the kernels whose result for a row depends on that row alone, bit by bit."""
+
 TIMED = "timing found it fastest"
 """The reason of a choice made by timing."""
 
@@ -44,7 +47,8 @@ class Kernel:
     Attributes:
         work: "attention", "partial attention" (separate forward and backward, pieces combined afterwards),
             "context attention" (over devices), "adapted attention" (in traced PyTorch models), "grouped
-            matmul", "matmul", "convolution", "row sums", or "wall" (a fusion barrier).
+            matmul", "matmul", "convolution", "row sums", "wall" (a fusion barrier), "cached attention" (of new
+            positions to a cache), "norm", "softmax" or "logsumexp" (of rows), or "materialize" (nothing is fused across).
         name: Kernels of one kind for different platforms may share a name.
         run: The implementation; its arguments are those of its kind of work.
         platforms: The platforms that it supports; empty for all (a portable kernel).
@@ -52,6 +56,7 @@ class Kernel:
         limit: Returns why it does not support a case on a target, or None.
         avoid: Returns why it is not chosen by default although it supports the case, or None.
         missing: Returns the library or tool that this machine lacks to build it, or None.
+        strict: True if no other kernel may take its place where it is named and does not support a case.
     """
 
     work: str
@@ -62,6 +67,7 @@ class Kernel:
     limit: Limit = _nothing
     avoid: Limit = _nothing
     missing: Callable[[], str | None] = _nothing
+    strict: bool = False
 
 
 class KernelChoice(NamedTuple):
@@ -159,7 +165,7 @@ def _chosen(
         limit = limit_of(kernel)
         if limit is None:
             return KernelChoice(kernel, NAMED)
-        if not yields:
+        if kernel.strict or not yields:
             raise RecipeError(f"{named!r} can't do this {work}: {limit}; got {case}")
         candidates.remove(kernel)
         timed = ""
@@ -178,6 +184,11 @@ def _chosen(
 def named_kernel(work: str) -> str:
     """Return the kernel that the recipe being traced names for a kind of work, or "auto"."""
     return _named.get().get(work, "auto")
+
+
+def is_exact() -> bool:
+    """Return True if code is traced with exact kernels for all work, see `Kernels.exact_policy`."""
+    return named_kernel("matmul") == EXACT
 
 
 def check_name(work: str, name: str) -> None:

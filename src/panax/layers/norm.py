@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..core import Module, constant, parameter
+from ..kernels.row_functions import NormParameters, NormRule, normalize_rows
 from ..spmd import gather
 
 NormKind = Literal["rms", "layer", "layer_unbiased", "rms_unscaled", "layer_unscaled"]
@@ -48,14 +49,8 @@ class Norm(Module):
 
     def __call__(self, x: Float[Array, "*rest norm"], gain: float = 1.0) -> Float[Array, "*rest norm"]:
         """Normalize; the result is multiplied by `gain` before it is rounded."""
-        y = x.astype(jnp.float32)
-        if self.kind == "layer":
-            y = y - jnp.mean(y, axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
-        ones = (1,) * (x.ndim - 1)
-        if self.scale is not None:
-            scale = gather(self.scale, "norm", jnp.float32)
-            y = y * (scale + 1.0 if self.unit_offset else scale).reshape(*ones, -1)
-        if self.bias is not None:
-            y = y + gather(self.bias, "norm", jnp.float32).reshape(*ones, -1)
-        return (y if gain == 1.0 else y * gain).astype(x.dtype)
+        scale = None if self.scale is None else gather(self.scale, "norm", jnp.float32)
+        if scale is not None and self.unit_offset:
+            scale = scale + 1.0
+        bias = None if self.bias is None else gather(self.bias, "norm", jnp.float32)
+        return normalize_rows(x, NormParameters(scale, bias), NormRule(self.kind == "layer", self.epsilon, gain))

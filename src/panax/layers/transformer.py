@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from ..core import dropout, scope
 from ..core.layout.requirements import AllToAllRequirement
+from ..kernels.product import materialize
 from ..parallel import ContextAttention
 from .attention.attention import Attention
 from .attention.latent_attention import LatentAttention
@@ -131,4 +132,4 @@ def add_residual(x: jax.Array, branch: jax.Array, rate: float, context: Context,
     """
     if context.key is not None and context.row is not None:
         branch = dropout(branch, rate, jax.random.fold_in(context.key, place), context.row, context.place)
-    return x + branch
+    return materialize(x + branch)

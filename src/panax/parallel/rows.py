@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
+from ..kernels.product import sum_few
+
 
 class RowMap(eqx.Module):
     """Map between the rows of a buffer and the tokens that they copy.
@@ -58,7 +60,7 @@ def sum_by_token(rows: Float[Array, "row ..."], places: RowMap) -> Float[Array, 
     if places.rows.shape[1] == 1:
         return rows.at[places.rows[:, 0]].get(mode="fill", fill_value=0)
     gathered = rows.at[places.rows].get(mode="fill", fill_value=0)
-    return gathered.astype(jnp.float32).sum(axis=1).astype(rows.dtype)
+    return sum_few(gathered.astype(jnp.float32), 1).astype(rows.dtype)
 
 
 copy_to_rows.defvjp(

@@ -70,7 +70,12 @@ class Result:
         """
         state, data = self.state, self.prepared.data
         model = TextModel(
-            self.prepared.task, state.eval_params, state.model_state, data.tokenizer, self.prepared.placement
+            self.prepared.task,
+            state.eval_params,
+            state.model_state,
+            data.tokenizer,
+            self.prepared.placement,
+            self.prepared.experiment.kernels,
         )
         return generate_text(model, prompt, **settings)
 

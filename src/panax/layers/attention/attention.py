@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from ...core import (
     Module,
@@ -19,6 +19,9 @@ from ...core import (
 from ...core.layout.layout import axis_size, current_layout, row_order
 from ...core.layout.requirements import AllToAllRequirement
 from ...kernels.attention.attention import AttentionOptions, attention
+from ...kernels.attention.cached import CachedKeys, cached_attention
+from ...kernels.attention.mask import MaskRule
+from ...kernels.attention.operands import ScoreRule
 from ...parallel.context import ContextAxis
 from ...parallel.context_choice import ContextAttention, context_attention
 from ...spmd import add_bias, contract, contract_gathered, gather, psum_both
@@ -148,7 +151,11 @@ class Attention(Module):
             write_positions(cache.k, k.swapaxes(1, 2), start, axis=1),
             write_positions(cache.v, v.swapaxes(1, 2), start, axis=1),
         )
-        return self._output(_attend_to_cache(q, cache, start, self._options()), gate), cache
+        options = self._options()
+        scale = self.w_q.shape[-1] ** -0.5 if options.scale is None else options.scale
+        scores = ScoreRule(mask=MaskRule(causal=True, window=options.window), scale=scale, soft_cap=options.soft_cap)
+        attended = cached_attention(q, CachedKeys(cache.k, cache.v, start), scores, options.sinks)
+        return self._output(attended, gate), cache
 
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
         of_gate = ("batch seq embed, embed heads head_dim -> batch seq heads head_dim", self.w_gate)
@@ -260,27 +267,6 @@ def mean_attended_positions(length: int, causal: bool, window: int | None) -> fl
     return (width * (width + 1) / 2 + (length - width) * width) / length
 
 
-def _attend_to_cache(q: jax.Array, cache: Cache, start: jax.Array, options: AttentionOptions) -> jax.Array:
-    """Compute plain attention of a few queries to all cached keys, a matrix-vector product bound by reading
-    the cache."""
-    batch, seq, heads, head_dim = q.shape
-    kv_heads, length = cache.k.shape[1:3]
-    grouped = q.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
-    scores = jnp.einsum("bqhgd,bhkd->bhgqk", grouped, cache.k, preferred_element_type=jnp.float32)
-    scores = scores * (head_dim**-0.5 if options.scale is None else options.scale)
-    if options.soft_cap is not None:
-        scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
-    attended = attended_mask(start, seq, length, options.window)
-    scores = jnp.where(attended[:, None, None], scores, -jnp.inf)
-    if options.sinks is not None:
-        # A last key without a value.
-        sinks = options.sinks.reshape(1, kv_heads, heads // kv_heads, 1, 1)
-        scores = jnp.concatenate([scores, jnp.broadcast_to(sinks, (*scores.shape[:-1], 1))], axis=-1)
-    weights = jax.nn.softmax(scores, axis=-1)[..., :length].astype(q.dtype)
-    out = jnp.einsum("bhgqk,bhkd->bqhgd", weights, cache.v, preferred_element_type=jnp.float32)
-    return out.astype(q.dtype).reshape(batch, seq, heads, head_dim)
-
-
 def write_positions(
     cache: Shaped[Array, "batch ..."], new: Shaped[Array, "batch ..."], start: Int[Array, " batch"], *, axis: int = 0
 ) -> Shaped[Array, "batch ..."]:
@@ -294,11 +280,3 @@ def write_positions(
         return jax.lax.dynamic_update_slice_in_dim(cache, new, start, axis=axis)
 
     return jax.vmap(write)(cache, new.astype(cache.dtype), start)
-
-
-def attended_mask(
-    start: Int[Array, " batch"], seq: int, length: int, window: int | None
-) -> Bool[Array, "batch seq length"]:
-    """Return the mask of cached positions that each of a row's `seq` positions from its `start` on attends to."""
-    distance = start[:, None, None] + jnp.arange(seq)[None, :, None] - jnp.arange(length)[None, None, :]
-    return (distance >= 0) & (distance < (window or length + 1))

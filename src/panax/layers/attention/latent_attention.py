@@ -20,10 +20,11 @@ from ...core.errors import RecipeError
 from ...core.layout.requirements import AllToAllRequirement
 from ...core.validation import Validated
 from ...kernels.attention.attention import AttentionOptions
+from ...kernels.attention.cached import attended_mask
 from ...parallel.context_choice import ContextAttention
 from ...spmd import all_gather_sequence, contract, gather
 from ..norm import Norm
-from .attention import attend, attended_mask, mean_attended_positions, ulysses_requirement, write_positions
+from .attention import attend, mean_attended_positions, ulysses_requirement, write_positions
 from .rotary import Rotary
 
 EPSILON = 1e-6

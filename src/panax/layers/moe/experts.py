@@ -31,6 +31,7 @@ from ...kernels.grouped.grouped_matmul import (
     grouped_product,
     is_blocked,
 )
+from ...kernels.product import materialize
 from ...parallel.exchange import ExchangePlan, RoutingCounts
 from ...parallel.remat import EXCHANGED_ROWS
 from ...parallel.rounds import sum_over_rounds
@@ -142,7 +143,8 @@ class Experts(Module):
         row = _place(expert, rank, groups.starts, groups.rows)
         places = _map_tokens(assigned, row, x.shape, groups.rows)
         weight = copy_to_rows(assigned.weight.reshape(-1), RowMap.of_positions(row[:, None], groups.rows))
-        return sum_by_token(work(copy_to_rows(tokens, places), weight, values, slots, groups), places).reshape(x.shape)
+        y = work(copy_to_rows(tokens, places), weight, values, slots, groups)
+        return materialize(sum_by_token(y, places)).reshape(x.shape)
 
     def _exchanged(
         self,
@@ -236,7 +238,7 @@ class _Work:
         opened = None if gate is None else times(rows, gate, gate_bias)
         hidden = activate(self.activation, self.clamp, opened, hidden)
         # Weight here and not after the last matmul: then the weight's gradient does not need that matmul's result.
-        hidden = (hidden.astype(jnp.float32) * weight[:, None]).astype(rows.dtype)
+        hidden = materialize((materialize(hidden).astype(jnp.float32) * weight[:, None]).astype(rows.dtype))
         return times(hidden, down)
 
 

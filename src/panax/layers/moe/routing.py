@@ -18,6 +18,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from ...core import Module, current_layout, normal, parameter, uniform
 from ...core.errors import RecipeError
 from ...core.layout.layout import MeshAxes, axis_size, row_order
+from ...kernels.product import materialize, sum_few
+from ...kernels.row_functions import softmax
 from ...parallel.context import zigzag_inverse
 from ...spmd import ValueState, add_bias, assert_cotangent_sharding, assert_sharding, contract
 from ...spmd.collectives import all_gather
@@ -98,9 +100,9 @@ class Router(Module):
         if self.b is not None:
             logits = add_bias(logits, self.b, "router")
         if moe.scores == "softmax":
-            scores = probability = jax.nn.softmax(logits, axis=-1)
+            scores = probability = softmax(logits)
         else:
-            scores = jax.nn.sigmoid(logits)
+            scores = materialize(jax.nn.sigmoid(logits))
             probability = scores / (scores.sum(axis=-1, keepdims=True) + 1e-20)
         # load: [batch, router], counted before any token is dropped.
         if moe.experts_choose:
@@ -128,8 +130,8 @@ def _choose_best_experts(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[j
     expert = jax.lax.top_k(jax.lax.stop_gradient(_selection_scores(moe, scores, tokens.bias)), moe.active)[1]
     weight = jnp.take_along_axis(scores, expert, axis=-1)
     if moe.normalize_topk:
-        weight = weight / (weight.sum(axis=-1, keepdims=True) + 1e-20)
-    return expert, weight * moe.scale
+        weight = weight / (sum_few(weight, -1, keepdims=True) + 1e-20)
+    return expert, materialize(weight * moe.scale)
 
 
 def _choose_by_custom_router(moe: MoE, logits: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.Array]:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ...core.layout.layout import current_layout
+from ...kernels.product import materialize
 from ...spmd import all_gather_sequence, contract
 from ...spmd.collectives import all_gather
 from .model import Decoder
@@ -22,7 +23,7 @@ def gather_logits(model: Decoder, hidden: Float[Array, "batch residual embed"]) 
     axes = () if layout is None else layout.compute(("vocab",))[0]
     logits = all_gather(logits, axes, logits.ndim - 1)[..., : model.config.vocab_size]
     cap = model.config.logit_soft_cap
-    return logits if cap is None else cap * jnp.tanh(logits / cap)
+    return logits if cap is None else materialize(cap * jnp.tanh(logits / cap))
 
 
 def compute_logits(model: Decoder, hidden: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq vocab"]:
@@ -31,4 +32,4 @@ def compute_logits(model: Decoder, hidden: Float[Array, "batch seq embed"]) -> F
         "batch seq embed, vocab embed -> batch seq vocab", hidden, model.output_table, out_dtype=jnp.float32
     )[..., : model.config.vocab_size]
     cap = model.config.logit_soft_cap
-    return logits if cap is None else cap * jnp.tanh(logits / cap)
+    return logits if cap is None else materialize(cap * jnp.tanh(logits / cap))

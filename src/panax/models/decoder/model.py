@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ...core import Module, dropout, normal, scope
+from ...kernels.product import materialize
 from ...layers import Context, Embedding, Head, Norm, PositionEmbedding, Stack, build_stacks, run_stacks
 from ...layers.embedding import init_padded
 from ...parallel import RematPolicy
@@ -100,7 +101,7 @@ class Decoder(Module):
                 x = x * jnp.asarray(math.sqrt(self.config.embed), dtype)
             if self.config.embed_multiplier != 1.0:
                 x = (x.astype(jnp.float32) * self.config.embed_multiplier).astype(dtype)
-            return x if self.positions is None else x + self.positions(position, dtype)
+            return materialize(x if self.positions is None else x + self.positions(position, dtype))
 
     @property
     def output_table(self) -> Any:

@@ -91,7 +91,14 @@ class RunActions:
 
     def generate(self, prompt: str, **settings: Any) -> str:
         state, tokenizer = self.state, self.prepared.data.tokenizer
-        model = TextModel(self.prepared.task, state.eval_params, state.model_state, tokenizer, self.prepared.placement)
+        model = TextModel(
+            self.prepared.task,
+            state.eval_params,
+            state.model_state,
+            tokenizer,
+            self.prepared.placement,
+            self.prepared.experiment.kernels,
+        )
         return generate_text(model, prompt, **settings)
 
     def histograms(self) -> Mapping[str, Histogram]:

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ...core import Task
@@ -10,6 +11,7 @@ from ...core.errors import RecipeError
 from ...data.text.tokenizer import Tokenizer
 from ...generate import GenerationEngine, GenerationRequest, Sampling, encode_prompt
 from ...generate.shards import place_model
+from ...kernels import Kernels
 from ...mesh import Placement
 
 LENGTH_MULTIPLE = 64
@@ -32,6 +34,7 @@ class TextModel(NamedTuple):
         state: The task's model state.
         tokenizer: None for a task without one, which is refused.
         placement: The mesh of the arrays; None for one device.
+        kernels: The kernels that the recipe names.
     """
 
     task: Task
@@ -39,6 +42,7 @@ class TextModel(NamedTuple):
     state: Any
     tokenizer: Tokenizer | None
     placement: Placement | None = None
+    kernels: Kernels = Kernels()
 
 
 def check_generates(model: TextModel) -> Tokenizer:
@@ -55,7 +59,7 @@ def check_generates(model: TextModel) -> Tokenizer:
 
 
 def create_engine(
-    model: TextModel, *, rows: int = 8, length: int | None = None, at_least: int = 0, dtype: str = "float32"
+    model: TextModel, *, rows: int = 8, length: int | None = None, at_least: int = 0, dtype: str | None = None
 ) -> GenerationEngine:
     """Create an engine that generates with a model, on its mesh.
 
@@ -66,13 +70,14 @@ def create_engine(
         rows, length: See `GenerationEngine`.
         at_least: In place of `length`: a row has this many positions, rounded up so that prompts of similar length
             share programs, unless the model is for fewer.
-        dtype: Dtype of activations and caches.
+        dtype: Dtype of activations and caches; by default float32, and with `exact_policy` that of training.
 
     Raises:
         RecipeError: The task does not generate, or there is no tokenizer; or a setting is out of range.
     """
     tokenizer = check_generates(model)
-    task, params, state, _, placement = model
+    task, params, state, _, placement, kernels = model
+    dtype = dtype or (jnp.dtype(task.weight_dtype).name if kernels.exact_policy else "float32")
     if placement is None or placement.mesh.size == 1 or not task.names_axes:
         placement = None
         # By way of the host, since moving an array to a device that it is on already would leave the training mesh in
@@ -84,7 +89,7 @@ def create_engine(
         incremental = place_model(task, params, state, dtype, placement)
     if at_least:
         length = min(-(-at_least // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, incremental.max_length)
-    return GenerationEngine(incremental, tokenizer, rows=rows, length=length, placement=placement)
+    return GenerationEngine(incremental, tokenizer, rows=rows, length=length, placement=placement, kernels=kernels)
 
 
 def generate_text(

@@ -9,9 +9,6 @@
 
 #if defined(LANES)
 
-/* As in kernels/attention/mask.py: their differences are finite, so no row can turn into a NaN. */
-static const float MASKED = -1e30f, LOWEST_MAXIMUM = -1e20f;
-
 struct attention {
   gemm_fn gemm;
   int batch, query_seq, key_seq, heads, kv_heads, dim, query_block, key_block, causal, window, offset, bf16, result_bf16;
@@ -28,17 +25,6 @@ struct block {
 };
 
 static int most(int a, int b) { return a > b ? a : b; }
-
-
-static uint16_t to_bf16(float x) {
-  union { float value; uint32_t bits; } u = {.value = x};
-  if (x != x) return 0x7fc0;
-  return (uint16_t)((u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16); /* To the nearest, ties to even. */
-}
-
-static void round_row(const float *x, uint16_t *y, int size) {
-  for (int c = 0; c < size; c++) y[c] = to_bf16(x[c]);
-}
 
 /* Where a head of a [batch, seq, heads, dim] array of the operands' type starts, at a position. */
 static const void *at(const struct attention *t, const char *x, int b, int seq, int position, int heads, int head) {
@@ -82,17 +68,6 @@ static void products(const struct attention *t, const struct block *block, int b
   gemm(t, 0, 1, block->rows, block->columns, t->dim, t->scale,
        at(t, t->q, b, t->query_seq, block->query, t->heads, h), t->heads * t->dim,
        at(t, t->k, b, t->key_seq, block->key, t->kv_heads, h / group), t->kv_heads * t->dim, 0.0f, scores, block->columns);
-}
-
-static inline float capped(float x, float soft_cap) {
-  const float small = expf(-2.0f * fabsf(x) / soft_cap);
-  return copysignf(soft_cap * (1.0f - small) / (1.0f + small), x);
-}
-
-/* The row before `start` and from `stop` on is zero. */
-static void clear_outside(float *row, int start, int stop, int size) {
-  memset(row, 0, sizeof(float) * start);
-  memset(row + stop, 0, sizeof(float) * (size - stop));
 }
 
 /* Rows of float32 into one head of a [batch, seq, heads, dim] result, each divided where divisors are given. */

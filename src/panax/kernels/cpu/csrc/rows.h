@@ -3,9 +3,35 @@
 #ifndef PANAX_ROWS_H
 #define PANAX_ROWS_H
 
+#include <math.h>
+
 #include "vectors.h"
 
 #if defined(LANES)
+
+/* As in kernels/attention/mask.py: their differences are finite, so no row can turn into a NaN. */
+static const float MASKED = -1e30f, LOWEST_MAXIMUM = -1e20f;
+
+static inline uint16_t to_bf16(float x) {
+  union { float value; uint32_t bits; } u = {.value = x};
+  if (x != x) return 0x7fc0;
+  return (uint16_t)((u.bits + 0x7fff + ((u.bits >> 16) & 1)) >> 16); /* To the nearest, ties to even. */
+}
+
+static inline void round_row(const float *x, uint16_t *y, int size) {
+  for (int c = 0; c < size; c++) y[c] = to_bf16(x[c]);
+}
+
+static inline float capped(float x, float soft_cap) {
+  const float small = expf(-2.0f * fabsf(x) / soft_cap);
+  return copysignf(soft_cap * (1.0f - small) / (1.0f + small), x);
+}
+
+/* The row before `start` and from `stop` on is zero. */
+static inline void clear_outside(float *row, int start, int stop, int size) {
+  memset(row, 0, sizeof(float) * start);
+  memset(row + stop, 0, sizeof(float) * (size - stop));
+}
 
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 
