@@ -10,6 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 import tokenizers
+from answering import END, byte_tokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from panax.core.errors import DataError, RecipeError
@@ -18,7 +19,6 @@ from panax.generate import GenerationEngine, GenerationRequest, Grammar, JsonSch
 from panax.generate.constraints import matching
 from panax.models import DecoderConfig, DecoderTask
 
-END = "<|endoftext|>"
 LENGTH = 160
 TASK = DecoderTask(model=DecoderConfig(vocab_size=272, max_length=LENGTH, embed=16, num_layers=1, heads=2, ffn=24))
 SCHEMA = {
@@ -33,15 +33,6 @@ SCHEMA = {
     "additionalProperties": False,
     "$defs": {"part": {"type": "object", "properties": {"on": {"type": "boolean"}}, "additionalProperties": False}},
 }
-
-
-def byte_tokenizer():
-    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = tokenizers.Tokenizer(models.BPE(letters, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([END])
-    return Tokenizer(backend, end_of_document=END)
 
 
 def character_tokenizer(letters, decoder):

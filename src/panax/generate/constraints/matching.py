@@ -12,7 +12,7 @@ import numpy as np
 from ...core.errors import DataError, RecipeError
 from ...data.text.tokenizer import Tokenizer
 from ..draw import WORD_BITS, AllowedTokens
-from .settings import Constraint, Grammar, JsonSchema
+from .settings import WHITESPACE, Constraint, Grammar, JsonSchema
 from .vocabulary import create_vocabulary
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ LIMITS = {
     "max_items_in_row": 2_000, "max_grammar_size": 500_000, "verbose_errors": False,
 }  # fmt: skip
 """Limits of llguidance: a step takes at most some 10 ms, and an automaton some 100 MB."""
-
-WHITESPACE = r"( |\n[ \t]{0,20})?"
-"""Space between tokens of JSON. Without a bound, a model may write spaces to the end of its answer."""
 
 _MAX_MESSAGE = 300
 

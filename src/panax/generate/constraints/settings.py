@@ -20,6 +20,9 @@ long expression take memory by the square of its length."""
 MAX_MULTIPLE = 10_000
 """Maximum product of the digits of a schema's `multipleOf`, each of which is an automaton with this many states."""
 
+WHITESPACE = r"( |\n[ \t]{0,20})?"
+"""Space between tokens of JSON. Without a bound, a model may write spaces to the end of its answer."""
+
 JSON_DIRECTIVE = "%json"
 """Word of a grammar that is followed by a schema."""
 
