@@ -1,4 +1,4 @@
-"""Answers under a constraint meet it, beside others whose bits stay as they are; a constraint that can't be met is one error."""
+"""Answers under a constraint meet it, others keep their bits beside them, and a constraint that can't be met is one error."""
 
 import dataclasses
 import json
@@ -10,13 +10,13 @@ import jsonschema
 import numpy as np
 import pytest
 import tokenizers
-from answering import END, byte_tokenizer
+from loopback import END, byte_tokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from panax.core.errors import DataError, RecipeError
 from panax.data.text.tokenizer import Tokenizer
 from panax.generate import GenerationEngine, GenerationRequest, Grammar, JsonSchema, Regex, Sampling
-from panax.generate.constraints import matching
+from panax.generate.constraints import matchers
 from panax.models import DecoderConfig, DecoderTask
 
 LENGTH = 160
@@ -250,13 +250,13 @@ def test_long_chains_of_references_do_not_end_the_process(engine):
 def test_a_constraint_is_compiled_once(engine, monkeypatch):
     constraint = Regex("[p-t]{2}")
     engine.check_constraint(constraint)
-    monkeypatch.setattr(matching, "_run_with_stack", lambda function: pytest.fail("compiled again"))
+    monkeypatch.setattr(matchers, "_run_with_stack", lambda function: pytest.fail("compiled again"))
     assert len(engine.generate([request(constraint, n=3)])) == 3
     for number in range(20):
         with monkeypatch.context() as patch:
-            patch.setattr(matching, "_run_with_stack", lambda function: function())
+            patch.setattr(matchers, "_run_with_stack", lambda function: function())
             engine.check_constraint(Regex(f"a{number}"))
-    assert len(engine._constraints._compiled) == matching.MAX_COMPILED
+    assert len(engine._constraints._compiled) == matchers.MAX_COMPILED
 
 
 def test_a_constraint_needs_a_tokenizer_and_llguidance(engine, monkeypatch):

@@ -7,7 +7,7 @@ import time
 
 import jax
 import pytest
-from answering import Running
+from loopback import Running
 
 from panax.generate import GenerationEngine, GenerationRequest, Sampling
 from panax.models import DecoderConfig, DecoderTask

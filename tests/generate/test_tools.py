@@ -8,11 +8,11 @@ from pathlib import Path
 import jax
 import jsonschema
 import pytest
-from answering import Running, byte_tokenizer
+from loopback import Running, byte_tokenizer
 
 from panax.core.errors import RecipeError
 from panax.generate import Completion, GenerationEngine, StreamEvent
-from panax.generate.constraints.matching import ConstraintCompiler
+from panax.generate.constraints.matchers import ConstraintCompiler
 from panax.generate.serving.messages import read_messages
 from panax.generate.serving.tool_responses import ToolForm
 from panax.generate.serving.tools import CallForm, OfferedTools, find_call_form, read_tools

@@ -16,7 +16,7 @@ from ..core.errors import DataError, RecipeError
 from ..core.protocols import IncrementalModel
 from ..data.text.tokenizer import Tokenizer
 from .constraints import Constraint
-from .constraints.matching import ConstraintCompiler
+from .constraints.matchers import ConstraintCompiler
 from .draw import DrawnTokens, RowSettings
 from .programs import (
     EngineState,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import jax
 
-from .constraints.matching import AnswerConstraint
+from .constraints.matchers import AnswerConstraint
 from .requests import GeneratedToken, GenerationRequest
 from .text import AnswerText
 

@@ -55,7 +55,7 @@ class _Texts:
         ):
             raise RecipeError(
                 "a constraint can't be used with this tokenizer: the text of a token depends on the tokens beside it (as in "
-                "WordPiece), or is no whole character; use a tokenizer of bytes or of characters"
+                "WordPiece), or is not a whole character; use a tokenizer of bytes or of characters"
             )
         self.eos_token_id = tokenizer.end_of_document
         self.special_token_ids = sorted({*tokenizer.all_special_ids, *tokenizer.end_ids})

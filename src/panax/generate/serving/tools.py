@@ -83,7 +83,7 @@ class OfferedTools:
         return (content.strip(), calls if self.parallel else calls[:1]) if calls else (text, [])
 
     def split_stream(self, text: str) -> int:
-        """Return the length of an answer's beginning that can't be part of a call, while the answer goes on."""
+        """Return the length of the beginning of an unfinished answer that can't be part of a call."""
         if self.form is CallForm.BARE:
             begin = text.lstrip()
             return 0 if not begin or begin[0] == "{" or PYTHON_TAG.startswith(begin[: len(PYTHON_TAG)]) else len(text)
