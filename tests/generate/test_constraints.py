@@ -45,10 +45,10 @@ def character_tokenizer(letters, decoder):
     return Tokenizer(backend, end_of_document=END)
 
 
-def build(tokenizer, rows=3):
+def build(tokenizer):
     params, state = TASK.init(jax.random.key(0))
     params = jax.tree.map(lambda leaf: leaf * 3.0 if leaf.ndim > 2 else leaf, params)
-    return GenerationEngine(TASK.incremental_model(params, state), tokenizer, rows=rows, chunk=8)
+    return GenerationEngine(TASK.incremental_model(params, state), tokenizer, rows=3, chunk=8)
 
 
 @pytest.fixture(scope="module")
@@ -157,10 +157,10 @@ def test_tokens_of_characters(engine):
         "required": ["a"],
         "additionalProperties": False,
     }
-    characters = build(character_tokenizer('ab{}":, é\n\t', decoders.Fuse()), rows=1)
+    characters = build(character_tokenizer('ab{}":, é\n\t', decoders.Fuse()))
     answers = characters.generate([request(JsonSchema(of_one))])
     assert json.loads(answers[0].text)["a"] in "éb"
-    spaced = build(character_tokenizer("ab", decoders.WordPiece()), rows=1)
+    spaced = build(character_tokenizer("ab", decoders.WordPiece()))
     with pytest.raises(RecipeError, match="depends on the tokens beside it"):
         spaced.check_constraint(Regex("a"))
     assert spaced.generate([GenerationRequest((1,), Sampling(tokens=2))])[0].finish == "length"
@@ -261,10 +261,10 @@ def test_a_constraint_is_compiled_once(engine, monkeypatch):
 
 def test_a_constraint_needs_a_tokenizer_and_llguidance(engine, monkeypatch):
     with pytest.raises(RecipeError, match="a constraint needs a tokenizer"):
-        GenerationEngine(engine._model, rows=1).check_constraint(Regex("a"))
+        GenerationEngine(engine._model, rows=3, chunk=8).check_constraint(Regex("a"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RecipeError, match=r"needs llguidance, which is not installed; .*structured"):
-        build(byte_tokenizer(), rows=1).check_constraint(Regex("a"))
+        build(byte_tokenizer()).check_constraint(Regex("a"))
 
 
 def test_a_free_step_uses_an_array_that_is_on_the_device(engine):

@@ -73,7 +73,7 @@ def check_calls(message, names=("weather", "stop")):
 
 def test_a_call_that_is_required_is_one_of_the_tools_under_its_schema(server):
     asked = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 200, "parallel_tool_calls": False}
-    choices = server.ask(CHAT, **asked, tool_choice="required", n=6)["choices"]
+    choices = server.ask(CHAT, **asked, tool_choice="required", n=4)["choices"]
     for choice in choices:
         assert choice["finish_reason"] == "tool_calls" and len(choice["message"]["tool_calls"]) == 1
         check_calls(choice["message"])
@@ -256,6 +256,7 @@ def test_the_form_of_calls_is_that_of_the_template(name):
         find_call_form(byte_tokenizer())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "special"), [("llama3_1", ()), ("qwen3", ("<tool_call>", "</tool_call>"))])
 def test_other_forms_of_calls_and_tags_that_are_special_tokens(name, special):
     tokenizer = with_template(name, *special)
@@ -284,7 +285,7 @@ TEXTS = [
     (TAGGED, f"{CALL}\n<tool_call>", None, []),
     (TAGGED, CALL.replace("stop", "other"), None, []),
     (TAGGED, CALL.replace("{", "["), None, []),
-    (TAGGED, "<tool_call>" + "[" * 100_000, None, []),
+    (TAGGED, "<tool_call>" + "[" * 500, None, []),
     (BARE, ' {"name": "stop", "parameters": {"a": "é<"}}', "", [STOP]),
     (BARE, '<|python_tag|>{"name": "stop", "arguments": {"a": "é<"}}', "", [STOP]),
     (BARE, '{"name": "stop", "parameters": 3}', None, []),

@@ -31,6 +31,8 @@ LIMITS = {
 }  # fmt: skip
 """Limits of llguidance: a step takes at most some 10 ms, and an automaton some 100 MB."""
 
+_stack_size_lock = threading.Lock()
+
 _MAX_MESSAGE = 300
 
 _DEAD_END = "no token of the model's vocabulary can continue the answer, and it is not complete"
@@ -54,7 +56,9 @@ class AnswerConstraint:
         if self._matcher is None:
             # Only for an answer that has begun: many may wait.
             self._matcher = self._start.deep_copy()
-        if self._matcher.consume_token(token) and self._matcher.is_stopped():
+        self._matcher.consume_token(token)
+        # A matcher that has failed is stopped too.
+        if self._matcher.is_stopped() and not self._matcher.is_error():
             return "stop"
         self.allowed, self.error = _next_tokens(self._matcher, self._size)
         return "error" if self.error else None
@@ -182,12 +186,14 @@ def _run_with_stack(function: Callable[[], Any]) -> Any:
         except BaseException as error:
             errors.append(error)
 
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        thread = threading.Thread(target=run, name="panax-constraint")
-        thread.start()
-    finally:
-        threading.stack_size(before)
+    thread = threading.Thread(target=run, name="panax-constraint")
+    # The size is that of all new threads: two callers must not restore each other's.
+    with _stack_size_lock:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
     thread.join()
     if errors:
         raise errors[0]

@@ -130,8 +130,11 @@ async def _answer(
     request: Request, served: ServedRequest, form: ResponseForm, model: ServedModel, thread: EngineThread
 ) -> Response:
     for each in served.requests:
-        # A constraint is compiled, which may take a second.
-        await asyncio.to_thread(model.engine.check, each)
+        if each.sampling.constraint is None:
+            model.engine.check(each)
+        else:
+            # It is compiled, which may take a second.
+            await asyncio.to_thread(model.engine.check, each)
     form = form if served.tools is None else ToolForm(served.tools)
     submitted = [await thread.submit(each) for each in served.requests]
     answer = _Answers(served, form, model, thread, submitted)
