@@ -60,6 +60,26 @@ def test_a_prompt_is_continued_as_one_text_several_or_json(trained, capsys):
     assert code == 0 and out.startswith("1 of 2: def ") and "\n2 of 2: def " in out
 
 
+def test_answers_under_a_schema_an_expression_and_a_grammar(trained, capsys):
+    Path("schema.json").write_text('{"type": "array", "items": {"enum": [1, 22]}, "minItems": 1, "maxItems": 2}')
+    Path("grammar").write_text('start: "(" start ")" | "x"')
+    write("prompts.jsonl", {"prompt": "def "}, {"prompt": "import"})
+    files = ("--prompts", "prompts.jsonl", "--rows", "2", "--length", "64", "--tokens", "50")
+    assert run(capsys, *files, "--schema", "schema.json")[0] == 0
+    for line in lines("prompts.jsonl.answers.jsonl"):
+        assert set(json.loads(line["answers"][0]["text"])) <= {1, 22}
+    Path("schema.json").write_text('{"type": "integer"}')
+    code, _, err = run(capsys, *files, "--schema", "schema.json")
+    assert code == 2 and "written by another model or with other settings" in " ".join(err.split())
+    code, out, _ = run(capsys, "--prompt", "def ", "--tokens", "9", "--regex", "[0-9]{3}", "--json")
+    assert code == 0 and re.fullmatch("[0-9]{3}", json.loads(out)["answers"][0]["text"])
+    code, out, _ = run(capsys, "--prompt", "def ", "--tokens", "9", "--grammar", "grammar")
+    assert code == 0 and re.fullmatch(r"def \(*x?\)*\n", out)
+    # The tokenizer is one of bytes, but the expression explodes.
+    code, out, err = run(capsys, "--prompt", "def ", "--tokens", "50", "--regex", r"(\w{0,500}\p{L}{0,500}){0,500}")
+    assert code == 3 and out.startswith("def ") and "the answer ended after" in err
+
+
 def test_a_released_model_generates_what_its_run_does(trained, capsys):
     arguments = ("--prompt", "def ", "--tokens", "6", "--temperature", "0")
     _, of_run, _ = run(capsys, *arguments)
@@ -165,6 +185,11 @@ def test_prompts_may_be_compressed_or_parquet(trained, capsys):
         (("--prompts", "prompts.jsonl", "--rows", "0"), 2, "rows=0; expected 1 or more"),
         (("--prompts", "prompts.jsonl", "--length", "65"), 2, "length=65; the model is for at most 64"),
         (("--chat",), 2, "the tokenizer has no chat template"),
+        (("--prompt", "a", "--tokens", "9", "--regex", "["), 2, "the regular expression can't be used"),
+        (("--prompts", "prompts.jsonl", "--regex", "["), 2, "the regular expression can't be used"),
+        (("--prompt", "a", "--regex", "a", "--schema", "b"), 2, "not allowed with argument --regex"),
+        (("--prompt", "a", "--schema", "missing.json"), 2, "--schema missing.json can't be read"),
+        (("--prompt", "a", "--grammar", "prompts.jsonl"), 2, "the grammar begins with '{'"),
     ],
 )
 def test_what_can_not_be_done_is_refused(arguments, code, words, trained, capsys, monkeypatch):

@@ -8,7 +8,7 @@ import scipy.stats
 import torch
 from transformers.generation import logits_process as theirs
 
-from panax.generate.draw import RowHistory, RowSettings, draw_tokens, filter_logits, penalize_logits
+from panax.generate.draw import AllowedTokens, RowHistory, RowSettings, draw_tokens, filter_logits, penalize_logits
 
 VOCAB = 50
 NO_SETTINGS = {
@@ -26,7 +26,8 @@ def settings(rows, seed=0, index=0, **given):
         jnp.full(rows, (NO_SETTINGS | given)[name], jnp.int32 if name == "top_k" else jnp.float32)
         for name in NO_SETTINGS
     ]
-    return RowSettings(*values, jnp.full(rows, seed, jnp.uint32), jnp.full(rows, index, jnp.int32))
+    free = AllowedTokens(jnp.zeros(rows, bool), jnp.zeros((rows, 1), jnp.uint32))
+    return RowSettings(*values, jnp.full(rows, seed, jnp.uint32), jnp.full(rows, index, jnp.int32), free)
 
 
 def history(rows, prompt=(), answer=(), bias=0.0):

@@ -3,15 +3,13 @@
 import concurrent.futures
 import http.client
 import json
-import threading
 import time
 
 import jax
 import pytest
-import uvicorn
+from loopback import Running
 
 from panax.generate import GenerationEngine, GenerationRequest, Sampling
-from panax.generate.serving import ServedModel, create_app
 from panax.models import DecoderConfig, DecoderTask
 
 LENGTH = 64
@@ -36,45 +34,6 @@ class Letters:
 TASK = DecoderTask(model=DecoderConfig(vocab_size=256, max_length=LENGTH, embed=16, num_layers=1, heads=2, ffn=24))
 
 
-class Running:
-    """A server in a thread of this process."""
-
-    def __init__(self, engine, key=None):
-        self.engine = engine
-        config = uvicorn.Config(create_app(ServedModel(engine, Letters(), "tiny"), key=key), port=0, log_level="error")
-        socket = config.bind_socket()
-        self.port = socket.getsockname()[1]
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [socket]})
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-
-    def close(self):
-        self._server.should_exit = True
-        self._thread.join()
-
-    def send(self, path, body=None, headers=None, *, raw=None):
-        """(status, body as text)"""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        data = raw if raw is not None else None if body is None else json.dumps(body)
-        connection.request("GET" if data is None else "POST", path, data, headers or {})
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        connection.close()
-        return answer.status, text
-
-    def ask(self, path, **body):
-        status, text = self.send(path, body)
-        assert status == 200, text
-        return json.loads(text)
-
-    def stream(self, path, **body):
-        status, text = self.send(path, body | {"stream": True})
-        assert status == 200 and text.endswith("data: [DONE]\n\n")
-        return [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n")[:-2]]
-
-
 @pytest.fixture(scope="module")
 def engine():
     params, _ = TASK.init(jax.random.key(0))
@@ -84,7 +43,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def server(engine):
-    running = Running(engine)
+    running = Running(engine, Letters())
     yield running
     running.close()
 
@@ -178,7 +137,11 @@ REFUSED = {
         "stream with echo and logprobs is not supported",
     ),
     "no messages": ("/v1/chat/completions", {"messages": []}, "messages: expected a list"),
-    "tools": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "field 'tools'"),
+    "tools": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "a"}], "tools": [{}]},
+        "tools[0]: expected",
+    ),
     "top without logprobs": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2},
@@ -232,7 +195,7 @@ def test_pages_of_other_hosts_are_refused_without_a_key(server):
 
 def test_a_key_is_asked_for(engine, server):
     # The engine's thread is the other server's; here nothing is generated.
-    keyed = Running(GenerationEngine(engine._model, Letters(), rows=1, chunk=8), key="secret")
+    keyed = Running(GenerationEngine(engine._model, Letters(), rows=1, chunk=8), Letters(), key="secret")
     try:
         assert keyed.send("/v1/models")[0] == 401
         assert keyed.send("/v1/models", None, {"Authorization": "Bearer wrong"})[0] == 401

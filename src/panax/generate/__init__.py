@@ -1,5 +1,6 @@
 """Generation: a task's model continues rows of tokens, many at once, each with its own settings."""
 
+from .constraints import Constraint, Grammar, JsonSchema, Regex
 from .engine import GenerationEngine
 from .prompt_file import AnsweringModel, FileSummary, answer_file
 from .prompts import encode_conversation, encode_prompt
@@ -7,6 +8,7 @@ from .requests import Completion, FinishReason, GeneratedToken, GenerationReques
 from .sampling import Sampling
 
 __all__ = [
-    "AnsweringModel", "Completion", "FileSummary", "FinishReason", "GeneratedToken", "GenerationEngine", "GenerationRequest",
-    "Sampling", "StreamEvent", "answer_file", "encode_conversation", "encode_prompt",
+    "AnsweringModel", "Completion", "Constraint", "FileSummary", "FinishReason", "GeneratedToken", "GenerationEngine",
+    "GenerationRequest", "Grammar", "JsonSchema", "Regex", "Sampling", "StreamEvent", "answer_file", "encode_conversation",
+    "encode_prompt",
 ]  # fmt: skip

@@ -9,6 +9,20 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from ..kernels.row_functions import log_softmax
 from .sampling import MAX_TOP_LOG_PROBABILITIES
 
+WORD_BITS = 32
+
+
+class AllowedTokens(NamedTuple):
+    """Tokens that may be drawn under the constraint of each row.
+
+    Attributes:
+        constrained: False for rows in which all may be.
+        bits: A bit for each token, the lowest first.
+    """
+
+    constrained: Bool[Array, " rows"]
+    bits: UInt32[Array, "rows words"]
+
 
 class RowSettings(NamedTuple):
     """The numbers of `Sampling`, for each row.
@@ -26,6 +40,7 @@ class RowSettings(NamedTuple):
     frequency: Float[Array, " rows"]
     seed: UInt32[Array, " rows"]
     drawn_before: Int[Array, " rows"]
+    allowed: AllowedTokens
 
 
 class RowHistory(NamedTuple):
@@ -54,7 +69,8 @@ def draw_tokens(
     Args:
         wants_top: Compute the most likely tokens; otherwise they are zeros.
     """
-    processed = filter_logits(penalize_logits(logits, settings, history), settings)
+    penalized = penalize_logits(logits, settings, history)
+    processed = filter_logits(exclude_tokens(penalized, settings.allowed), settings)
     is_drawn = settings.temperature > 0.0
     likeliest = jnp.argmax(processed, axis=-1).astype(jnp.int32)
 
@@ -81,6 +97,18 @@ def penalize_logits(
     logits = jnp.where(occurs, jnp.where(logits > 0, logits / repetition, logits * repetition), logits)
     counts = history.counts.astype(jnp.float32)
     return logits - settings.presence[:, None] * jnp.minimum(counts, 1.0) - settings.frequency[:, None] * counts
+
+
+def exclude_tokens(logits: Float[Array, "rows vocab"], allowed: AllowedTokens) -> Float[Array, "rows vocab"]:
+    """Set the logits of tokens that a row's constraint does not allow to -inf."""
+
+    def exclude() -> jax.Array:
+        places = jnp.arange(logits.shape[-1])
+        shifts = (places % WORD_BITS).astype(jnp.uint32)[None]
+        bits = (allowed.bits[:, places // WORD_BITS] >> shifts) & 1
+        return jnp.where((bits == 1) | ~allowed.constrained[:, None], logits, -jnp.inf)
+
+    return jax.lax.cond(allowed.constrained.any(), exclude, lambda: logits)
 
 
 def filter_logits(logits: Float[Array, "rows vocab"], settings: RowSettings) -> Float[Array, "rows vocab"]:

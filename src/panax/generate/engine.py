@@ -19,6 +19,8 @@ from ..core.protocols import IncrementalModel
 from ..data.text.tokenizer import Tokenizer
 from ..kernels import Kernels
 from ..mesh.placement import Placement
+from .constraints import Constraint
+from .constraints.matchers import ConstraintCompiler
 from .draw import DrawnTokens, RowSettings
 from .programs import (
     EngineState,
@@ -92,6 +94,7 @@ class GenerationEngine:
         self._is_busy = False
         self._waiting: collections.deque[PendingAnswer] = collections.deque()
         self._next_number = self._next_order = 0
+        self._constraints = ConstraintCompiler(tokenizer, model.vocab_size)
         self._compile()
 
     @property
@@ -103,8 +106,9 @@ class GenerationEngine:
         """Check that the engine can answer a request.
 
         Raises:
-            DataError: The prompt is empty, or has a token outside of the vocabulary.
-            RecipeError: Prompt and answer are longer than a row, or a setting needs a tokenizer or another token.
+            DataError: The prompt is empty, or has a token outside of the vocabulary; or see `check_constraint`.
+            RecipeError: Prompt and answer are longer than a row, or a setting needs a tokenizer or another token; or
+                see `check_constraint`.
         """
         prompt, sampling, vocab = request.prompt, request.sampling, self._model.vocab_size
         if not prompt:
@@ -124,6 +128,17 @@ class GenerationEngine:
             raise RecipeError("stop texts need a tokenizer; pass one to the engine, or use stop_ids")
         if bad := [token for token in [*sampling.bias, *sampling.stop_ids] if not 0 <= token < vocab]:
             raise RecipeError(f"bias or stop_ids name the token {bad[0]}; the model has tokens 0 to {vocab - 1}")
+        self.check_constraint(sampling.constraint)
+
+    def check_constraint(self, constraint: Constraint | None) -> None:
+        """Check that the engine can answer under a constraint; it is compiled, which may take a second.
+
+        Raises:
+            RecipeError: llguidance is not installed, the tokenizer is of a kind that can't be constrained, or the
+                constraint is invalid or too complex.
+            DataError: No token can begin an answer.
+        """
+        self._constraints.begin(constraint)
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
         """Answer requests; the completions are in their order, `n` for each.
@@ -176,7 +191,8 @@ class GenerationEngine:
             bias[token] = value
         for sample in range(request.sampling.n):
             text = None if self._tokenizer is None else AnswerText(self._tokenizer, request.sampling.stop)
-            self._waiting.append(PendingAnswer(number, sample, request, text, in_prompt, bias))
+            constraint = self._constraints.begin(request.sampling.constraint)
+            self._waiting.append(PendingAnswer(number, sample, request, text, in_prompt, bias, constraint))
         return number
 
     def cancel(self, number: int) -> None:
@@ -272,10 +288,10 @@ class GenerationEngine:
             _host(any(each.prompt_log_probabilities for each in sampling), bool),
             _host(any(each.top_log_probabilities for each in sampling), bool),
         )
-        self._state, drawn, scores = run_prompt_chunk(
-            self._model, self._state, chunk, _settings(answers), self._compiled_for
-        )
-        drawn, scores = jax.device_get((drawn, scores))
+        settings = _settings(answers, self._constraints)
+        self._state, drawn, scores = run_prompt_chunk(self._model, self._state, chunk, settings, self._compiled_for)
+        # The host waits for what it needs alone.
+        of_scores = jax.device_get(scores) if chunk.wants_scores else None
         events = []
         for group, (row, answer) in enumerate(zip(rows, answers, strict=True)):
             if row is None or answer is None:
@@ -283,10 +299,10 @@ class GenerationEngine:
             answer.filled += len(parts[group])
             if len(parts[group]) == self._chunk:
                 row.prefix = answer.request.prompt[: answer.filled]
-            if answer.request.sampling.prompt_log_probabilities:
-                answer.prompt_scores += _scored(followings[group], scores, group)
+            if of_scores is not None and answer.request.sampling.prompt_log_probabilities:
+                answer.prompt_scores += _scored(followings[group], of_scores, group)
             if not answer.is_prefilling:
-                events.append(self._accept(row, drawn, group))
+                events.append(self._accept(row, jax.device_get(drawn), group))
         return events
 
     def _run_rows(self) -> list[StreamEvent]:
@@ -301,7 +317,8 @@ class GenerationEngine:
             _host([each is not None for each in answers], bool),
             _host(any(each.request.sampling.top_log_probabilities for each in answers if each), bool),
         )
-        self._state, drawn = run_decode_step(self._model, self._state, inputs, _settings(answers), self._compiled_for)
+        settings = _settings(answers, self._constraints)
+        self._state, drawn = run_decode_step(self._model, self._state, inputs, settings, self._compiled_for)
         drawn = jax.device_get(drawn)
         return [
             self._accept(row, drawn, index)
@@ -324,6 +341,8 @@ class GenerationEngine:
             text = "" if answer.text is None else answer.text.add(token.token)
             if answer.text is not None and answer.text.is_stopped:
                 finish = "stop"
+            elif answer.constraint is not None and (ended := answer.constraint.accept(token.token)):
+                finish = ended
             elif len(answer.tokens) == sampling.tokens:
                 finish = "length"
         if finish is None:
@@ -340,6 +359,7 @@ class GenerationEngine:
             finish,
             tuple(answer.prompt_scores),
             answer.reused,
+            answer.constraint.error if answer.constraint is not None and finish == "error" else "",
         )
         # A token that ends an answer is not in it.
         is_in_answer = bool(answer.tokens) and answer.tokens[-1] is token
@@ -380,7 +400,7 @@ def _host(value: Any, dtype: Any) -> Any:
     return np.array(value, dtype)
 
 
-def _settings(answers: Sequence[PendingAnswer | None]) -> RowSettings:
+def _settings(answers: Sequence[PendingAnswer | None], constraints: ConstraintCompiler) -> RowSettings:
     """Return the settings of the rows; those of rows without an answer have no effect."""
     sampling = [Sampling(temperature=0.0) if each is None else each.request.sampling for each in answers]
 
@@ -397,6 +417,7 @@ def _settings(answers: Sequence[PendingAnswer | None]) -> RowSettings:
         column("frequency_penalty", np.float32),
         _host([each.seed + (of.sample if of else 0) for each, of in zip(sampling, answers, strict=True)], np.uint32),
         _host([len(of.tokens) if of else 0 for of in answers], np.int32),
+        constraints.stack([of.constraint if of else None for of in answers]),
     )
 
 

@@ -74,8 +74,10 @@ def answer_file(
 
     Raises:
         DataError: The prompts can't be read; or the answers in `output` can't, or are of other prompts.
-        RecipeError: The answers in `output` are of another model or settings; or another process is writing them.
+        RecipeError: The answers in `output` are of another model or settings; or another process is writing them; or the
+            constraint can't be used.
     """
+    answering.engine.check_constraint(sampling.constraint)
     origin = _digest({"model": answering.address, "chat": chat, **dataclasses.asdict(sampling)})
     try:
         file = open_locked(output)
@@ -144,7 +146,10 @@ def _answered(
             answers.setdefault(index, []).append(event.completion)
             if len(answers[index]) == sampling.n:
                 done = sorted(answers.pop(index), key=lambda each: each.sample)
-                waiting[index]["answers"] = [_answer(each, sampling) for each in done]
+                if error := next((each.error for each in done if each.finish == "error"), None):
+                    waiting[index]["error"] = error
+                else:
+                    waiting[index]["answers"] = [_answer(each, sampling) for each in done]
         while following in waiting and waiting[following].keys() & {"answers", "error"}:
             yield waiting.pop(following)
             following += 1

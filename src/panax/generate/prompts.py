@@ -2,10 +2,13 @@
 
 import datetime
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import RecipeError
 from ..data.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ..data.chats.template import ChatTemplate
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> list[int]:
@@ -20,23 +23,40 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> l
     return encode_conversation(tokenizer, [{"role": "user", "content": prompt}]) if chat else ids
 
 
-def encode_conversation(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]) -> list[int]:
+def encode_conversation(
+    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = ()
+) -> list[int]:
     """Return the ids of a conversation by the tokenizer's chat template, and of the beginning of an answer to it.
+
+    Args:
+        tools: Tools for the template, as in OpenAI's interface.
 
     Raises:
         RecipeError: The tokenizer has no chat template, or that fails.
     """
-    from ..data.chats.template import ChatTemplate, RenderError
+    from ..data.chats.template import RenderError
 
-    source = tokenizer.chat_templates.get("default")
+    template = chat_template(tokenizer, tools=bool(tools))
+    try:
+        text = template.render(list(messages), tools=tools, add_generation_prompt=True)
+    except RenderError as error:
+        raise RecipeError(f"the chat template fails on the prompt: {error}") from error
+    return tokenizer.encode_rendered([text])[0].ids
+
+
+def chat_template(tokenizer: Tokenizer, *, tools: bool = False) -> "ChatTemplate":
+    """Compile the tokenizer's chat template; with tools, a separate one if there is one for them.
+
+    Raises:
+        RecipeError: The tokenizer has no chat template.
+    """
+    from ..data.chats.template import ChatTemplate
+
+    templates = tokenizer.chat_templates
+    source = templates.get("tool_use" if tools else "default", templates.get("default"))
     if source is None:
         raise RecipeError(
             "the tokenizer has no chat template, which a conversation (chat=True) needs; pass the prompt as a text"
         )
     today = datetime.date.today().isoformat()
-    template = ChatTemplate(source, name="the tokenizer", tokens=tokenizer.role_tokens, date=today)
-    try:
-        text = template.render(list(messages), add_generation_prompt=True)
-    except RenderError as error:
-        raise RecipeError(f"the chat template fails on the prompt: {error}") from error
-    return tokenizer.encode_rendered([text])[0].ids
+    return ChatTemplate(source, name="the tokenizer", tokens=tokenizer.role_tokens, date=today)

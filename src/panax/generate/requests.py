@@ -5,8 +5,9 @@ from typing import Literal
 
 from .sampling import Sampling
 
-FinishReason = Literal["end", "stop", "length"]
-"""Why an answer ended: an end token, a stop token or text, or the maximum number of tokens."""
+FinishReason = Literal["end", "stop", "length", "error"]
+"""Why an answer ended: an end token; a stop token or text, or a constraint under which nothing may follow; the maximum
+number of tokens; or a constraint that it can't meet."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Completion:
         prompt_tokens: Each prompt token after the first with its log-probability, and the likeliest one in its place, if
             `prompt_log_probabilities` was requested.
         reused: Number of prompt positions that were copied from another request with the same beginning.
+        error: The reason of `finish` "error": no token continues the answer under its constraint, or the constraint
+            is too complex there. `tokens` and `text` are as far as it came.
     """
 
     number: int
@@ -59,6 +62,7 @@ class Completion:
     finish: FinishReason
     prompt_tokens: tuple[GeneratedToken, ...] = ()
     reused: int = 0
+    error: str = ""
 
     @property
     def prompt_log_probabilities(self) -> tuple[float, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .constraints.matchers import AnswerConstraint
 from .requests import GeneratedToken, GenerationRequest
 from .text import AnswerText
 
@@ -23,6 +24,7 @@ class PendingAnswer:
         order: Smaller for an answer that was admitted to a row earlier.
         in_prompt: True for each token that is in the prompt.
         bias: The request's bias of each token.
+        constraint: None without one.
     """
 
     number: int
@@ -31,6 +33,7 @@ class PendingAnswer:
     text: AnswerText | None
     in_prompt: np.ndarray
     bias: np.ndarray
+    constraint: AnswerConstraint | None = None
     filled: int = 0
     tokens: list[GeneratedToken] = dataclasses.field(default_factory=list)
     prompt_scores: list[GeneratedToken] = dataclasses.field(default_factory=list)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from ..core.errors import RecipeError
 from ..core.validation import Validated
+from .constraints import Constraint
 
 MAX_TOP_LOG_PROBABILITIES = 20
 """Maximum number of most likely tokens that are returned beside each drawn one."""
@@ -15,7 +16,7 @@ MAX_SEED = 2**32 - 1
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(Validated):
     """Settings of one request. They apply in this order: bias, repetition, presence and frequency penalties,
-    temperature, top-k, top-p, min-p.
+    constraint, temperature, top-k, top-p, min-p.
 
     Attributes:
         tokens: Maximum number of tokens to add.
@@ -33,6 +34,8 @@ class Sampling(Validated):
         stop: Texts at which the answer ends; it does not contain them.
         stop_ids: Tokens at which the answer ends, beside those of the tokenizer; it does not contain them.
         ignore_end: Continue after the tokenizer's end tokens.
+        constraint: The answer is JSON under a schema, or matches an expression or a grammar, unless it is cut by
+            `tokens`, `stop` or `stop_ids`. Top-k and the following settings apply to the tokens that it allows.
         top_log_probabilities: Return this many most likely tokens beside each drawn one, at most 20.
         prompt_log_probabilities: Return the log-probability of each prompt token after the first.
     """
@@ -51,6 +54,7 @@ class Sampling(Validated):
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     ignore_end: bool = False
+    constraint: Constraint | None = None
     top_log_probabilities: int = 0
     prompt_log_probabilities: bool = False
 
@@ -69,6 +73,10 @@ class Sampling(Validated):
         if not 0 <= self.top_log_probabilities <= MAX_TOP_LOG_PROBABILITIES:
             raise RecipeError(
                 f"top_log_probabilities={self.top_log_probabilities}; expected 0 to {MAX_TOP_LOG_PROBABILITIES}"
+            )
+        if self.constraint is not None and self.ignore_end:
+            raise RecipeError(
+                "ignore_end has no effect with a constraint, which determines the end; remove one of them"
             )
         if "" in self.stop:
             raise RecipeError("stop has an empty text, which every answer begins with; remove it")

@@ -10,8 +10,13 @@ from ...core.errors import DataError, RecipeError
 from ...core.sanitize import make_printable
 from ...generate import (
     AnsweringModel,
+    Completion,
+    Constraint,
     GenerationEngine,
     GenerationRequest,
+    Grammar,
+    JsonSchema,
+    Regex,
     Sampling,
     answer_file,
     encode_conversation,
@@ -86,6 +91,10 @@ def _parser() -> Parser:
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
     )
+    constraint = parser.add_mutually_exclusive_group()
+    constraint.add_argument("--schema", metavar="FILE", help="answer with JSON that is valid under a JSON schema")
+    constraint.add_argument("--regex", metavar="TEXT", help="answer with a text that a regular expression matches")
+    constraint.add_argument("--grammar", metavar="FILE", help="answer with a text of a grammar, in Lark's syntax")
     parser.add_argument("--seed", type=int, default=0, help="of the random draws (default: 0)")
     parser.add_argument("--n", type=int, default=1, help="how many answers to each prompt (default: 1)")
     parser.add_argument(
@@ -121,7 +130,23 @@ def _sampling(options: argparse.Namespace) -> Sampling:
         "tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
         "seed", "n",
     )  # fmt: skip
-    return Sampling(**{name: getattr(options, name) for name in names}, stop=tuple(options.stop))
+    values = {name: getattr(options, name) for name in names}
+    return Sampling(**values, stop=tuple(options.stop), constraint=_constraint(options))
+
+
+def _constraint(options: argparse.Namespace) -> Constraint | None:
+    if options.schema:
+        return JsonSchema(_read_text("--schema", options.schema))
+    if options.grammar:
+        return Grammar(_read_text("--grammar", options.grammar))
+    return None if options.regex is None else Regex(options.regex)
+
+
+def _read_text(flag: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{flag} {path} can't be read: {error}") from error
 
 
 def _continue_prompt(trained: LoadedModel, sampling: Sampling, options: argparse.Namespace) -> int:
@@ -134,6 +159,8 @@ def _continue_prompt(trained: LoadedModel, sampling: Sampling, options: argparse
         _print_stream(engine, request, before)
         return 0
     completions = engine.generate([request])
+    for each in completions:
+        _check_complete(each)
     if options.json:
         answers = [{"text": each.text, "finish": each.finish, "tokens": len(each.tokens)} for each in completions]
         print(json.dumps({"prompt": options.prompt, "answers": answers}, ensure_ascii=False))
@@ -151,8 +178,15 @@ def _print_stream(engine: GenerationEngine, request: GenerationRequest, before: 
     for event in engine.stream([request]):
         text += event.text
         print(make_printable(event.text), end="", flush=True)
-    print()
+        if event.completion is not None:
+            print()
+            _check_complete(event.completion)
     return text
+
+
+def _check_complete(completion: Completion) -> None:
+    if completion.finish == "error":
+        raise DataError(f"the answer ended after {len(completion.tokens)} tokens: {completion.error}")
 
 
 def _answer_file(trained: LoadedModel, sampling: Sampling, options: argparse.Namespace) -> int:

@@ -192,6 +192,10 @@ class Tokenizer:
         with _panics_are_errors("ids can't be decoded"):
             return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
+    def to_json(self) -> str:
+        """Return the text of its `tokenizer.json`."""
+        return self._backend.to_str()
+
     def add_generation_config(self, folder: str | Path) -> "Tokenizer":
         """Return the tokenizer with the generation settings of the model in a folder, unless it has its own.
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ...core.errors import PanaxError, RecipeError
+from ...core.errors import DataError, PanaxError, RecipeError
 from ...data.text.tokenizer import Tokenizer
 from ...system import json_reader
 from ..engine import GenerationEngine
@@ -24,6 +24,7 @@ from ..requests import Completion, StreamEvent
 from .bodies import ServedRequest, read_chat, read_completion
 from .engine_thread import EngineThread, Listener
 from .responses import CHAT, TEXT, ResponseForm, usage
+from .tool_responses import ToolForm
 
 MAX_BODY_BYTES = 16 << 20
 
@@ -129,7 +130,12 @@ async def _answer(
     request: Request, served: ServedRequest, form: ResponseForm, model: ServedModel, thread: EngineThread
 ) -> Response:
     for each in served.requests:
-        model.engine.check(each)
+        if each.sampling.constraint is None:
+            model.engine.check(each)
+        else:
+            # It is compiled, which may take a second.
+            await asyncio.to_thread(model.engine.check, each)
+    form = form if served.tools is None else ToolForm(served.tools)
     submitted = [await thread.submit(each) for each in served.requests]
     answer = _Answers(served, form, model, thread, submitted)
     if served.stream:
@@ -192,8 +198,9 @@ class _Answers:
             if self._served.includes_usage:
                 yield self._event([], {"usage": usage(self._served, completions)})
             yield "data: [DONE]\n\n"
-        except RuntimeError as error:
-            yield f"data: {json.dumps({'error': {'message': str(error), 'type': 'server_error'}})}\n\n"
+        except (RuntimeError, DataError) as error:
+            kind = "server_error" if isinstance(error, RuntimeError) else "invalid_request_error"
+            yield f"data: {json.dumps({'error': {'message': str(error), 'type': kind}})}\n\n"
         finally:
             # A client that leaves ends the iterator.
             self._drop()
@@ -215,7 +222,12 @@ class _Answers:
         return [by_index[index] for index in sorted(by_index)]
 
     async def _events(self) -> AsyncIterator[tuple[int, StreamEvent]]:
-        """Yield all events with the index of their choice."""
+        """Yield all events with the index of their choice.
+
+        Raises:
+            RuntimeError: The engine failed.
+            DataError: An answer can't meet its constraint.
+        """
         merged: asyncio.Queue[tuple[int, StreamEvent | BaseException]] = asyncio.Queue()
 
         async def forward(place: int, listener: Listener) -> None:
@@ -235,6 +247,10 @@ class _Answers:
                 if isinstance(item, BaseException):
                     raise RuntimeError(f"the engine failed: {item}") from item
                 left -= item.completion is not None
+                if item.completion is not None and item.completion.finish == "error":
+                    raise DataError(
+                        f"the answer ended after {len(item.completion.tokens)} tokens: {item.completion.error}"
+                    )
                 yield place * self._samples + item.sample, item
         finally:
             for task in tasks:

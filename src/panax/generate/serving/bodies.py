@@ -6,9 +6,12 @@ from typing import Any
 
 from ...core.errors import RecipeError, suggest_name
 from ...data.text.tokenizer import Tokenizer
+from ..constraints import Constraint, Grammar, JsonSchema, Regex
 from ..prompts import encode_conversation, encode_prompt
 from ..requests import GenerationRequest
 from ..sampling import Sampling
+from .messages import read_messages
+from .tools import OfferedTools, read_tools
 
 _NUMBERS = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "presence_penalty": "presence_penalty",
@@ -16,9 +19,21 @@ _NUMBERS = {
 }  # fmt: skip
 """Fields that are settings of `Sampling`."""
 
-_SHARED = {*_NUMBERS, "model", "max_tokens", "stop", "stream", "stream_options", "logit_bias", "user"}
+_SHARED = {
+    *_NUMBERS,
+    "model",
+    "max_tokens",
+    "stop",
+    "stream",
+    "stream_options",
+    "logit_bias",
+    "user",
+    "response_format",
+}
 COMPLETION_FIELDS = {*_SHARED, "prompt", "logprobs", "echo"}
-CHAT_FIELDS = {*_SHARED, "messages", "max_completion_tokens", "logprobs", "top_logprobs"}
+CHAT_FIELDS = {
+    *_SHARED, "messages", "max_completion_tokens", "logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls",
+}  # fmt: skip
 
 _DEFAULT_TOKENS = 16
 """Of completions, as OpenAI has it."""
@@ -38,6 +53,7 @@ class ServedRequest:
         log_probabilities: Number of likely tokens to return beside each; None returns no log-probabilities.
         echo: Return the prompt before the answer.
         answers: False for `max_tokens` 0, which scores a prompt alone.
+        tools: Tools that the model may call.
     """
 
     requests: list[GenerationRequest]
@@ -46,6 +62,7 @@ class ServedRequest:
     log_probabilities: int | None = None
     echo: bool = False
     answers: bool = True
+    tools: OfferedTools | None = None
 
 
 def read_completion(body: Any, tokenizer: Tokenizer, model: str) -> ServedRequest:
@@ -91,15 +108,15 @@ def read_chat(body: Any, tokenizer: Tokenizer, model: str) -> ServedRequest:
     if top and not wants:
         raise RecipeError("top_logprobs needs logprobs=true; pass that too, or remove it")
     _check_answers(1, sampling.n)
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages or not all(_is_message(each) for each in messages):
-        raise RecipeError(
-            'messages: expected a list of objects with role and content, such as {"role": "user", "content": "..."}'
-        )
-    request = GenerationRequest(
-        tuple(encode_conversation(tokenizer, messages)), dataclasses.replace(sampling, top_log_probabilities=top)
+    messages, tools = read_messages(body.get("messages")), read_tools(body, tokenizer)
+    if tools is not None and sampling.constraint is not None:
+        raise RecipeError("response_format with tools is not supported; pass one of them, or tool_choice='none'")
+    ids = encode_conversation(tokenizer, messages, () if tools is None else tools.tools)
+    constraint = sampling.constraint if tools is None else tools.grammar
+    sampling = dataclasses.replace(sampling, top_log_probabilities=top, constraint=constraint)
+    return ServedRequest(
+        [GenerationRequest(tuple(ids), sampling)], *_streaming(body), top if wants else None, tools=tools
     )
-    return ServedRequest([request], *_streaming(body), top if wants else None)
 
 
 def _check_answers(prompts: int, n: int) -> None:
@@ -136,7 +153,37 @@ def _sampling(body: Mapping[str, Any], tokens: int) -> Sampling:
     if not isinstance(stop, list | tuple) or not all(isinstance(each, str) for each in stop):
         raise RecipeError(f"stop={stop!r}; expected a text or a list of texts")
     return Sampling(
-        tokens=tokens, bias={int(token): float(value) for token, value in bias.items()}, stop=tuple(stop), **settings
+        tokens=tokens,
+        bias={int(token): float(value) for token, value in bias.items()},
+        stop=tuple(stop),
+        constraint=_read_format(body.get("response_format")),
+        **settings,
+    )
+
+
+def _read_format(form: Any) -> Constraint | None:
+    """Read `response_format`: OpenAI's types, and `regex` with a `pattern` and `grammar` with `rules`."""
+    kind = form.get("type") if isinstance(form, Mapping) else None
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return JsonSchema({"type": "object"})
+    if kind == "json_schema" and isinstance(inner := form.get("json_schema"), Mapping):
+        known = ("name", "description", "schema", "strict")
+        if unknown := [name for name in inner if name not in known]:
+            raise RecipeError(
+                f"response_format.json_schema: unknown field {unknown[0]!r}; {suggest_name(unknown[0], known)}"
+            )
+        if isinstance(schema := inner.get("schema"), Mapping):
+            return JsonSchema(schema)
+        raise RecipeError("response_format.json_schema.schema: expected a JSON schema, which is an object")
+    if kind == "regex" and isinstance(pattern := form.get("pattern"), str):
+        return Regex(pattern)
+    if kind == "grammar" and isinstance(rules := form.get("rules"), str):
+        return Grammar(rules)
+    raise RecipeError(
+        f"response_format={str(form)[:80]}; expected the type 'text', 'json_object', 'json_schema' with json_schema.schema, "
+        f"'regex' with a pattern, or 'grammar' with rules"
     )
 
 
@@ -174,11 +221,3 @@ def _integer(body: Mapping[str, Any], name: str, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise RecipeError(f"{name}={value!r}; expected an integer, 0 or more")
     return value
-
-
-def _is_message(message: Any) -> bool:
-    return (
-        isinstance(message, Mapping)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
-    )

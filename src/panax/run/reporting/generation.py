@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import Task
-from ...core.errors import RecipeError
+from ...core.errors import DataError, RecipeError
 from ...data.text.tokenizer import Tokenizer
 from ...generate import GenerationEngine, GenerationRequest, Sampling, encode_prompt
 from ...generate.shards import place_model
@@ -116,6 +116,7 @@ def generate_text(
     Raises:
         RecipeError: The task does not generate, or there is no tokenizer or chat template; the prompt is empty or
             too long; a setting is out of range.
+        DataError: The answer can't meet the constraint of `settings`.
     """
     sampling = Sampling(tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, **settings)
     if sampling.n > 1:
@@ -123,4 +124,6 @@ def generate_text(
     ids = encode_prompt(check_generates(model), prompt, chat=chat)
     engine = create_engine(model, rows=1, at_least=len(ids) + tokens)
     [completion] = engine.generate([GenerationRequest(tuple(ids), sampling)])
+    if completion.finish == "error":
+        raise DataError(f"the answer ended after {len(completion.tokens)} tokens: {completion.error}")
     return completion.text
