@@ -67,8 +67,9 @@ def create_engine(
     tokenizer = check_generates(model)
     task, params, state, _ = model
     # On one device, however it was trained. By way of the host, since moving an array to a device that it is on
-    # already would leave the training mesh in its type.
-    params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf), jax.local_devices()[0]), (params, state))
+    # already would leave the training mesh in its type. On the default device without naming it, since the engine's
+    # caches are placed so: with another kind of placement, the first request would compile its program again.
+    params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf)), (params, state))
     incremental = task.incremental_model(params, state, dtype)
     if at_least:
         length = min(-(-at_least // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, incremental.max_length)
