@@ -2,10 +2,13 @@
 
 import datetime
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import RecipeError
 from ..data.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ..data.chats.template import ChatTemplate
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> list[int]:
@@ -26,7 +29,35 @@ def encode_conversation(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]
     Raises:
         RecipeError: The tokenizer has no chat template, or that fails.
     """
-    from ..data.chats.template import ChatTemplate, RenderError
+    return tokenizer.encode_rendered([render_conversation(tokenizer, messages)])[0].ids
+
+
+def render_conversation(
+    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True
+) -> str:
+    """Return the text of a conversation by the tokenizer's chat template.
+
+    Args:
+        add_generation_prompt: End with the beginning of an answer.
+
+    Raises:
+        RecipeError: The tokenizer has no chat template, or that fails.
+    """
+    from ..data.chats.template import RenderError
+
+    try:
+        return load_template(tokenizer).render(list(messages), add_generation_prompt=add_generation_prompt)
+    except RenderError as error:
+        raise RecipeError(f"the chat template fails on the prompt: {error}") from error
+
+
+def load_template(tokenizer: Tokenizer) -> "ChatTemplate":
+    """Compile the tokenizer's chat template.
+
+    Raises:
+        RecipeError: The tokenizer has none.
+    """
+    from ..data.chats.template import ChatTemplate
 
     source = tokenizer.chat_templates.get("default")
     if source is None:
@@ -34,9 +65,4 @@ def encode_conversation(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]
             "the tokenizer has no chat template, which a conversation (chat=True) needs; pass the prompt as a text"
         )
     today = datetime.date.today().isoformat()
-    template = ChatTemplate(source, name="the tokenizer", tokens=tokenizer.role_tokens, date=today)
-    try:
-        text = template.render(list(messages), add_generation_prompt=True)
-    except RenderError as error:
-        raise RecipeError(f"the chat template fails on the prompt: {error}") from error
-    return tokenizer.encode_rendered([text])[0].ids
+    return ChatTemplate(source, name="the tokenizer", tokens=tokenizer.role_tokens, date=today)
