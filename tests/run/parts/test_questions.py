@@ -159,8 +159,20 @@ def test_a_signal_abandons_the_questions_and_the_run_is_saved(experiment, files,
         ({}, '{"prompt": "a", "choices": ["x"], "answer": 0}\n', DataError, "expected a list of two or more texts"),
         ({}, "{broken\n", DataError, "choices.jsonl, line 1"),
         ({}, json.dumps(SUMS[1]) + "\n", RecipeError, "no question of choices can be asked; the first: "),
-        ({"length": 999}, json.dumps(SUMS[0]) + "\n", RecipeError, "length=999; the model is for at most 64 positions"),
-        ({"chat": True}, json.dumps(SUMS[0]) + "\n", RecipeError, "the tokenizer has no chat template"),
+        pytest.param(
+            {"length": 999},
+            json.dumps(SUMS[0]) + "\n",
+            RecipeError,
+            "length=999; the model is for at most 64 positions",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            {"chat": True},
+            json.dumps(SUMS[0]) + "\n",
+            RecipeError,
+            "the tokenizer has no chat template",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_mistakes_are_found_before_the_first_step(settings, content, error, words, experiment, tmp_path):

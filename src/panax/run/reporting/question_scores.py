@@ -1,12 +1,15 @@
 """Scores of a run's model on its questions: figures to log, lines to print, and a file for the run's report."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ...generate.scoring import TaskResult
 from ...generate.scoring.score_record import to_record
+from ...job.agreement import broadcast_text
+from ...system import json_reader
 from ...system.replacement import replace_json
 
 QUESTIONS_FILE = "questions.json"
@@ -20,12 +23,14 @@ class QuestionScores:
     results: Mapping[str, TaskResult]
 
     def values(self) -> dict[str, float]:
-        """Return all scores, by `FILE/SCORE`."""
-        return {
+        """Return all scores, by `FILE/SCORE`: those of the first process, so that all processes of a job decide by the
+        same ones. Every process calls it at the same point."""
+        values = {
             f"{name}/{score}": estimate.value
             for name, result in self.results.items()
             for score, estimate in result.scores.items()
         }
+        return json_reader.parse(broadcast_text(json.dumps(values)), constants=True)
 
     def lines(self) -> Iterator[str]:
         """Yield a line about each file."""
