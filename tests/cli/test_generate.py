@@ -13,9 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_recipe
 
 from panax.cli.main import main
+from panax.cli.overrides import experiment_from
 from panax.generate import engine as engine_module
+from panax.run import QuestionConfig
 
 FAST = ("--tokens", "4", "--rows", "2", "--length", "48")
 
@@ -205,8 +208,14 @@ def test_files_of_questions_are_scored(trained, capsys):
     write("sums.jsonl", {"prompt": "1 + 1 =", "answer": "2"}, {"prompt": "long " * 100, "answer": "2"})
     files = ("texts.jsonl", "choices.jsonl", "sums.jsonl")
     arguments = ("evaluate", "runs/tiny", "--tasks", *files, "--tokens", "4", "--n", "2", "--samples", "samples.jsonl")
-    assert main([*arguments, "--temperature", "1"]) == 0
+    assert main([*arguments, "--temperature", "1", "--report", "page.html"]) == 0
     out = capsys.readouterr().out
+    page = Path("page.html").read_text()
+    assert (
+        "texts.jsonl: 2 questions" in page
+        and "<td>1 + 1 =</td>" in page
+        and "a page with the first answers is in page.html" in out
+    )
     assert "texts.jsonl, 2 questions" in out and "bits_per_byte" in out and "95 %: " in out
     assert "acc_norm" in out and "exact_match" in out and "pass@2" in out
     assert "1 of 2 questions could not be asked, and no score counts them" in out
@@ -219,10 +228,11 @@ def test_files_of_questions_are_scored(trained, capsys):
         (("--pattern", "("), "is not a regular expression"),
         (("--n", "0"), "n=0; expected 1"),
         (("--samples", "./sums.jsonl"), "is one of --tasks, which it would replace"),
+        (("--report", "./sums.jsonl"), "--report ./sums.jsonl is one of --tasks, which it would replace"),
     ):
         assert main([*arguments, *change]) == 2
         assert words in " ".join(capsys.readouterr().err.split())
-    assert main(["evaluate", "runs/tiny", "--samples", "x"]) == 2
+    assert main(["evaluate", "runs/tiny", "--samples", "x"]) == main(["evaluate", "runs/tiny", "--report", "x"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -270,3 +280,18 @@ def test_a_server_answers_until_it_is_interrupted(trained):
         server.send_signal(signal.SIGINT)
         out, err = server.communicate(timeout=30)
     assert server.returncode == 0 and "Traceback" not in out + err
+
+
+def test_training_takes_questions(tmp_path):
+    arguments = [
+        str(tiny_recipe.__file__),
+        "--tasks",
+        "a.jsonl",
+        "b.jsonl",
+        "--tasks-every",
+        "50",
+        "--questions.n",
+        "4",
+    ]
+    questions = experiment_from(arguments, "train").questions
+    assert questions == QuestionConfig(files=("a.jsonl", "b.jsonl"), every=50, n=4)

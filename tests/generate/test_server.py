@@ -110,6 +110,20 @@ def test_log_probabilities_of_prompt_and_answer(server, engine):
     assert [len(each["top_logprobs"]) for each in chat["logprobs"]["content"]] == [3, 3]
 
 
+def test_a_scored_prompt_is_followed_by_a_token_even_if_that_ends_the_answer(engine, monkeypatch):
+    """As lm-eval's client expects, which drops the last log-probability."""
+    monkeypatch.setattr(Letters, "end_ids", tuple(range(256)))
+    running = Running(engine)
+    try:
+        scored = {"prompt": "abcd", "max_tokens": 1, "temperature": 0, "logprobs": 1}
+        [choice] = running.ask("/v1/completions", **scored, echo=True)["choices"]
+        assert len(choice["logprobs"]["token_logprobs"]) == 5
+        [choice] = running.ask("/v1/completions", **scored)["choices"]
+        assert choice["finish_reason"] == "stop" and not choice["text"]
+    finally:
+        running.close()
+
+
 REFUSED = {
     "no prompt": ("/v1/completions", {}, "prompt: expected a text"),
     "empty": ("/v1/completions", {"prompt": ""}, "the prompt is empty"),

@@ -5,6 +5,7 @@ python hooks_worker.py ADDRESS PROCESSES INDEX FOLDER CACHE stop|raise
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import tiny_recipe
@@ -16,18 +17,20 @@ from panax.hooks import Hook, Samples
 from panax.mesh import MeshShape
 from panax.metrics import Tracker
 from panax.optim import AdamW, Schedule
-from panax.run import EvaluateConfig
+from panax.run import EvaluateConfig, QuestionConfig
 
 
 class Asks(Hook):
     """In the last process alone, after the third step; all receive the same."""
 
     def __init__(self, what: str):
-        self.what, self.evaluated = what, []
+        self.what, self.evaluated, self.scores = what, [], []
 
     def after_step(self, run):
         if run.step == 1:
             run.evaluate()
+        if run.step == 2:
+            self.scores = [run.values["questions/choices/acc"], run.values["questions/texts/bits_per_byte"]]
         if run.step == 3 and jax.process_index() == jax.process_count() - 1:
             if self.what == "raise":
                 raise ZeroDivisionError("in one process")
@@ -62,6 +65,12 @@ def main() -> None:
         evaluate=EvaluateConfig(every=0, batches=1),
         optimizer=AdamW(schedule=Schedule(decay="constant")),
         mesh=MeshShape(fsdp=-1, tensor=2),
+        questions=QuestionConfig(
+            files=tuple(str(Path(folder).parent / f"{name}.jsonl") for name in ("choices", "texts")),
+            every=2,
+            rows=2,
+            length=32,
+        ),
         hooks=(asks, Samples(every=2, prompts=("def ",), tokens=4, temperature=0.0)),
         trackers=(texts,),
     )
@@ -70,7 +79,7 @@ def main() -> None:
         ended = {"step": result.step, "stopped": result.stopped}
     except TrainingError as error:
         ended = {"error": str(error)}
-    print(json.dumps({**ended, "evaluated": asks.evaluated, "texts": texts.found}), flush=True)
+    print(json.dumps({**ended, "evaluated": asks.evaluated, "scores": asks.scores, "texts": texts.found}), flush=True)
 
 
 if __name__ == "__main__":

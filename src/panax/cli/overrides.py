@@ -24,7 +24,7 @@ DATA = "--data"
 
 LORA = "--lora"
 
-SHORT_FLAGS = {"--buckets": "--data.buckets"}
+SHORT_FLAGS = {"--buckets": "--data.buckets", "--tasks": "--questions.files", "--tasks-every": "--questions.every"}
 """Flags that may be written without their path."""
 
 

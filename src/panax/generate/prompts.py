@@ -1,7 +1,7 @@
 """Prompts as token ids: texts to continue, and conversations to answer."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import RecipeError
@@ -24,31 +24,49 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> l
 
 
 def encode_conversation(
-    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: Sequence[Any] = ()
+    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
 ) -> list[int]:
     """Return the ids of a conversation by the tokenizer's chat template, and of the beginning of an answer to it.
 
     Args:
-        tools: Tools for the template, as in OpenAI's interface.
+        tools: Functions that the answer may call, in OpenAI's form.
+
+    Raises:
+        RecipeError: The tokenizer has no chat template, or that fails.
+    """
+    return tokenizer.encode_rendered([render_conversation(tokenizer, messages, tools)])[0].ids
+
+
+def render_conversation(
+    tokenizer: Tokenizer,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Return the text of a conversation by the tokenizer's chat template.
+
+    Args:
+        tools: As for `encode_conversation`.
+        add_generation_prompt: End with the beginning of an answer.
 
     Raises:
         RecipeError: The tokenizer has no chat template, or that fails.
     """
     from ..data.chats.template import RenderError
 
-    template = chat_template(tokenizer, tools=bool(tools))
+    template = load_template(tokenizer, tools=bool(tools))
     try:
-        text = template.render(list(messages), tools=tools, add_generation_prompt=True)
+        return template.render(list(messages), tools=tools, add_generation_prompt=add_generation_prompt)
     except RenderError as error:
         raise RecipeError(f"the chat template fails on the prompt: {error}") from error
-    return tokenizer.encode_rendered([text])[0].ids
 
 
-def chat_template(tokenizer: Tokenizer, *, tools: bool = False) -> "ChatTemplate":
+def load_template(tokenizer: Tokenizer, *, tools: bool = False) -> "ChatTemplate":
     """Compile the tokenizer's chat template; with tools, a separate one if there is one for them.
 
     Raises:
-        RecipeError: The tokenizer has no chat template.
+        RecipeError: The tokenizer has none.
     """
     from ..data.chats.template import ChatTemplate
 

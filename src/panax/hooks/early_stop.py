@@ -10,12 +10,18 @@ from ..core.errors import RecipeError, suggest_name
 from ..core.validation import Validated
 from .hook import Hook, RunView
 
-EVALUATION = "evaluation/"
+EVALUATION, STEPS, QUESTIONS = "evaluation/", "train/", "questions/"
 
 
 def _needs_evaluations(hook: Hook, metric: str, run: RunView) -> None:
-    """Raise a RecipeError if the metric is one of evaluations and the run does not evaluate."""
-    if not metric.startswith("train/") and not run.evaluates:
+    """Raise a RecipeError if the metric is one of evaluations or questions, and the run has none."""
+    if metric.startswith(QUESTIONS):
+        if not run.experiment.questions.every:
+            raise RecipeError(
+                f"{type(hook).__name__} compares {metric!r}, and this run asks no questions between its steps: set "
+                f"questions.files, and questions.every above 0"
+            )
+    elif not metric.startswith(STEPS) and not run.evaluates:
         raise RecipeError(
             f"{type(hook).__name__} compares {metric!r} after each evaluation, and this run has none between its steps: give it "
             f"held-out data and evaluate.every above 0, or a metric of the steps, such as 'train/loss'"
@@ -29,9 +35,16 @@ def _found(metric: str, values: Mapping[str, float]) -> float:
     return values[name]
 
 
+def _were_asked(run: RunView) -> bool:
+    """Return True if the run has asked its questions after this step: a signal abandons them, and at the last step they are
+    asked later."""
+    is_due = run.step % run.experiment.questions.every == 0 and run.step < run.experiment.num_steps
+    return is_due and not run.stopping
+
+
 class _Watching(Hook):
-    """Base of hooks that pass one metric to `_compare`: of the steps (`train/...`, at each report) or of
-    evaluations.
+    """Base of hooks that pass one metric to `_compare`: of the steps (`train/...`, at each report), of questions
+    (`questions/...`, whenever they are asked) or of evaluations.
     """
 
     metric: str
@@ -43,11 +56,13 @@ class _Watching(Hook):
         _needs_evaluations(self, self.metric, run)
 
     def after_step(self, run: RunView) -> None:
-        if self.metric.startswith("train/") and run.step % run.experiment.log_every == 0:
+        if self.metric.startswith(STEPS) and run.step % run.experiment.log_every == 0:
             self._compare(run, _found(self.metric, run.read()))
+        elif self.metric.startswith(QUESTIONS) and _were_asked(run):
+            self._compare(run, _found(self.metric, run.values))
 
     def after_evaluation(self, run: RunView, evaluation: Mapping[str, float]) -> None:
-        if not self.metric.startswith("train/"):
+        if not self.metric.startswith((STEPS, QUESTIONS)):
             self._compare(run, _found(self.metric, evaluation))
 
 
@@ -56,8 +71,8 @@ class EarlyStopping(_Watching, Validated):
     """Hook that ends the run if a metric has not improved for `patience` consecutive comparisons.
 
     Attributes:
-        metric: Name of a metric of the evaluations (`loss`, `accuracy`), or, with the prefix `train/`, of the
-            steps, compared at each report.
+        metric: Name of a metric of the evaluations (`loss`, `accuracy`); with the prefix `train/`, of the steps, compared
+            at each report; with the prefix `questions/`, of questions (`questions/choices/acc`).
         patience: Number of comparisons without an improvement that ends the run.
         min_delta: A change must exceed this to count as an improvement.
         mode: Direction of improvement: a smaller or a larger value.
@@ -120,8 +135,8 @@ class TargetReached(_Watching, Validated):
 
     Attributes:
         target: The value to reach.
-        metric: Name of a metric of the evaluations (`loss`, `accuracy`), or, with the prefix `train/`, of the
-            steps, compared at each report.
+        metric: Name of a metric of the evaluations (`loss`, `accuracy`); with the prefix `train/`, of the steps, compared
+            at each report; with the prefix `questions/`, of questions (`questions/choices/acc`).
         mode: Required relation of the value to the target: at most, or at least.
     """
 

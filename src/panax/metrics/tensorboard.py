@@ -44,6 +44,7 @@ BOOKKEEPING_SETTINGS = (
     "log_every",
     "name",
     "profile",
+    "questions",
     "rollback",
     "trackers",
     "verify",

@@ -1,5 +1,6 @@
 """Experiments and their runs: `Experiment` and the training loop, which uses all other packages."""
 
+from ..generate.scoring import QuestionConfig
 from .data_override import replace_data
 from .entry import fit, open_run
 from .experiment import EvaluateConfig, Experiment, ProbeConfig, RollbackConfig, VerifyConfig
@@ -18,7 +19,7 @@ from .tools.reference import add_reference
 from .tools.sweep import Sweep, sweep
 
 __all__ = [
-    "BatchSearch", "EvaluateConfig", "Experiment", "LoadedModel", "PlainStep", "ProbeConfig", "RateSearch", "Result",
-    "RollbackConfig", "Run", "Sweep", "TextModel", "VerifyConfig", "add_reference", "check", "compile_step",
+    "BatchSearch", "EvaluateConfig", "Experiment", "LoadedModel", "PlainStep", "ProbeConfig", "QuestionConfig", "RateSearch",
+    "Result", "RollbackConfig", "Run", "Sweep", "TextModel", "VerifyConfig", "add_reference", "check", "compile_step",
     "evaluate", "find_batch", "find_lr", "fit", "generate_text", "load", "open_run", "prepare", "replace_data", "sweep",
 ]  # fmt: skip

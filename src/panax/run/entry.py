@@ -38,7 +38,7 @@ from .recovery.verification import check_verifiable
 from .reporting.report import ReportTargets, RunReporter
 from .reporting.session import open_ledger
 from .result import Result
-from .setting_checks import check_held_out, interval_notes, precision_notes
+from .setting_checks import check_held_out, check_questions, interval_notes, precision_notes
 from .start import choose_kernels, find_start, open_folder, open_memory
 
 
@@ -211,6 +211,7 @@ def _prepare_checked(experiment: Experiment, output: _Output, devices: Any, *, f
     with raise_on_all_processes():
         check_memory(prepared.step.program.abstract, prepared.step.shardings)
         check_held_out(prepared)
+        check_questions(prepared)
     for note in (*interval_notes(experiment), *precision_notes(prepared)):
         say(note)
     for note in prepared.task.notes:

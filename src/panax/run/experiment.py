@@ -12,6 +12,7 @@ from ..core.errors import RecipeError, describe_type
 from ..core.short_repr import format_value
 from ..core.validation import Validated
 from ..data import BatchRamp, RowNumbers, TextData
+from ..generate.scoring import QuestionConfig
 from ..hooks import Hook
 from ..kernels import Kernels
 from ..mesh import MeshShape, Rules
@@ -122,6 +123,7 @@ class Experiment(Validated):
         step_parts: Your own parts of the compiled step, such as noise in the gradients
             (`panax.train.StepPart`).
         trackers: Additional trackers, after the console, `metrics.jsonl` and TensorBoard.
+        questions: Files of questions that the model is asked while it trains, and at the end.
         rollback: When the run rolls back to an earlier checkpoint because updates can't be applied.
         verify: How often a step is checked on other devices.
         probe: How often devices and network are measured while a supervised run of several processes trains.
@@ -154,6 +156,7 @@ class Experiment(Validated):
     rules: Rules = dataclasses.field(default_factory=Rules)
     comms: Comms = dataclasses.field(default_factory=Comms)
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
+    questions: QuestionConfig = dataclasses.field(default_factory=QuestionConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     rollback: RollbackConfig = dataclasses.field(default_factory=RollbackConfig)
     verify: VerifyConfig = dataclasses.field(default_factory=VerifyConfig)
@@ -277,7 +280,7 @@ class Experiment(Validated):
     def dry_run_copy(self, folder: str) -> "Experiment":
         """Return a trial run of two steps, with an evaluation and a checkpoint after each, in `folder`.
 
-        Its batches are full, which need the most memory.
+        Its batches are full, which need the most memory. Of each file of questions, two are asked.
         """
         return dataclasses.replace(
             self,
@@ -286,5 +289,6 @@ class Experiment(Validated):
             num_steps=2,
             log_every=1,
             evaluate=EvaluateConfig(every=1, batches=1),
+            questions=dataclasses.replace(self.questions, every=int(bool(self.questions.files)), limit=2),
             checkpoint=CheckpointConfig(every=1),
         )

@@ -159,6 +159,7 @@ class Run(RunActions):
             # The caller has left the loop at a step that does not count.
             self._restore()
         report.flush()
+        parts.questions.at_end(progress)
         parts.evaluation.at_end(progress)
         report.ledger.record_step(self.step)
         with report.ledger.measure("checkpoint wait"):

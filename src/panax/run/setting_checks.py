@@ -16,6 +16,7 @@ from ..data.loading.pad_rows import round_up
 from ..hooks import EarlyStopping
 from .experiment import Experiment
 from .preparation import PreparedRun
+from .reporting.generation import TextModel, check_generates
 
 SMALL_RATE = 1e-4
 """Learning rate at which an update of Adam's size is below half a bit of a bfloat16 weight of usual size
@@ -42,6 +43,19 @@ def check_held_out(prepared: PreparedRun) -> None:
         raise DataError(f"held-out data (evaluation): {error}") from error
 
 
+def check_questions(prepared: PreparedRun) -> None:
+    """Check that the files of questions can be read, and that the task can be asked: the first time may be hours away.
+
+    Raises:
+        DataError: A file can't be read, or a record is broken.
+        RecipeError: The task does not generate, or there is no tokenizer.
+    """
+    if not prepared.experiment.questions.files:
+        return
+    check_generates(TextModel(prepared.task, None, None, prepared.data.tokenizer))
+    prepared.experiment.questions.read()
+
+
 def interval_notes(experiment: Experiment) -> Iterator[str]:
     """Yield a line for each pair of intervals that don't fit, so that one has less effect than expected."""
     saves = experiment.checkpoint
@@ -61,10 +75,10 @@ def interval_notes(experiment: Experiment) -> Iterator[str]:
         )
     for hook in experiment.hooks:
         if isinstance(hook, EarlyStopping):
-            steps = hook.metric.startswith("train/")
-            name, interval = (
-                ("log_every", experiment.log_every) if steps else ("evaluate.every", experiment.evaluate.every)
-            )
+            name, interval = {
+                "train": ("log_every", experiment.log_every),
+                "questions": ("questions.every", experiment.questions.every),
+            }.get(hook.metric.partition("/")[0], ("evaluate.every", experiment.evaluate.every))
             compared = experiment.num_steps // interval if interval else 0
             if interval and compared <= hook.patience:
                 yield (

@@ -79,15 +79,15 @@ def test_choices_are_ranked_by_their_log_probability_and_by_it_per_byte(params, 
             math.fsum(log_probabilities(params, LETTERS.encode(question["prompt"] + choice))[cut - 1 :])
             for choice in question["choices"]
         ]
-        assert sample["log_probabilities"] == pytest.approx(scores, abs=2e-5)
+        assert sample.log_probabilities == pytest.approx(scores, abs=2e-5)
         by_byte = [score / len(choice.encode()) for score, choice in zip(scores, question["choices"], strict=True)]
         right["acc"].append(float(np.argmax(scores) == question["answer"]))
         right["acc_norm"].append(float(np.argmax(by_byte) == question["answer"]))
     assert {name: each.value for name, each in result.scores.items()} == {k: np.mean(v) for k, v in right.items()}
     # One that is too long is counted, and nothing else changes.
     more = score_file(engine, LETTERS, write(tmp_path / "t.jsonl", *questions[1:]), Sampling())
-    assert more.refused == 1 and "32 positions" in more.samples[1]["error"] and more.scores["acc"].rows == 1
-    assert more.samples[0]["log_probabilities"] == result.samples[1]["log_probabilities"]
+    assert more.refused == 1 and "32 positions" in more.samples[1].error and more.scores["acc"].rows == 1
+    assert more.samples[0].log_probabilities == result.samples[1].log_probabilities
 
 
 def test_bits_per_byte_of_a_text_of_many_windows(params, engine, tmp_path):
@@ -109,13 +109,13 @@ def test_bits_per_byte_of_a_text_of_many_windows(params, engine, tmp_path):
 def test_answers_are_compared_and_counted(engine, tmp_path):
     sampling = Sampling(tokens=4, temperature=0.0)
     path = write(tmp_path / "t.jsonl", {"prompt": "abc", "answer": "?"}, {"prompt": "b", "answer": ["?"]})
-    given = [sample["answers"][0]["text"] for sample in score_file(engine, LETTERS, path, sampling).samples]
+    given = [sample.answers[0].text for sample in score_file(engine, LETTERS, path, sampling).samples]
     write(path, {"prompt": "abc", "answer": ["no", f" {given[0]} "]}, {"prompt": "b", "answer": "no"})
     result = score_file(engine, LETTERS, path, sampling)
     assert result.kind is QuestionKind.ANSWER and result.scores["exact_match"].value == 0.5
-    assert result.cut == sum(sample["answers"][0]["finish"] == "length" for sample in result.samples)
+    assert result.cut == sum(sample.answers[0].finish == "length" for sample in result.samples)
     many = score_file(engine, LETTERS, path, dataclasses.replace(sampling, n=4, temperature=1.0))
-    counts = [sum(each["right"] for each in sample["answers"]) for sample in many.samples]
+    counts = [sum(each.right for each in sample.answers) for sample in many.samples]
     assert many.scores["exact_match"].value == sum(counts) / 8
     assert many.scores["pass@4"].value == sum(count > 0 for count in counts) / 2
     assert set(many.scores) == {"exact_match", "pass@2", "pass@4"}

@@ -5,14 +5,18 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
 from ...core.errors import RecipeError
 from ...generate import Sampling
 from ...generate.scoring import AnswerFormat, score_file
+from ...generate.scoring.score_record import to_record
 from ...job.join import check_single_process
 from ...metrics.console import plain_console, wrap_line
+from ...metrics.page.html import write_page
+from ...metrics.report.questions import question_sections
 from ...run.folder.trained_model import load_model
 from ...run.reporting.evaluation import evaluate_loaded_model
 from ...run.reporting.generation import check_generates, create_engine
@@ -27,8 +31,9 @@ def evaluate(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     if options.tasks:
         return _evaluate_tasks(options)
-    if options.samples:
-        raise RecipeError("--samples is the file for the answers to --tasks; pass that too, or remove it")
+    for flag in ("samples", "report"):
+        if getattr(options, flag):
+            raise RecipeError(f"--{flag} is the file for the answers to --tasks; pass that too, or remove it")
     check_single_process("panax evaluate")
     start_jax()
     trained = load_model(options.run, warn, newest=True)
@@ -59,8 +64,10 @@ def _evaluate_tasks(options: argparse.Namespace) -> int:
     """Print a model's scores on files of questions."""
     if options.data or options.batches is not None:
         raise RecipeError("--tasks and --data exclude each other; pass one of them")
-    if options.samples and any(Path(options.samples).resolve() == Path(task).resolve() for task in options.tasks):
-        raise RecipeError(f"--samples {options.samples} is one of --tasks, which it would replace; choose another file")
+    for flag in ("samples", "report"):
+        file = getattr(options, flag)
+        if file and any(Path(file).resolve() == Path(task).resolve() for task in options.tasks):
+            raise RecipeError(f"--{flag} {file} is one of --tasks, which it would replace; choose another file")
     sampling = Sampling(tokens=options.tokens, temperature=options.temperature, n=options.n, seed=options.seed)
     answers = AnswerFormat(options.pattern)
     check_single_process("panax evaluate")
@@ -71,6 +78,7 @@ def _evaluate_tasks(options: argparse.Namespace) -> int:
     engine = create_engine(model, rows=options.rows, length=options.length)
     print(f"checkpoint  {trained.url}")
     lines: list[str] = []
+    records: list[dict[str, Any]] = []
     for path in options.tasks:
         result = score_file(engine, tokenizer, Path(path), sampling, chat=options.chat, answers=answers)
         print(f"{path}, {len(result.samples)} questions")
@@ -81,10 +89,14 @@ def _evaluate_tasks(options: argparse.Namespace) -> int:
             print(f"  {result.refused} of {len(result.samples)} questions could not be asked, and no score counts them")
         if result.cut:
             print(f"  {result.cut} answers were cut after {sampling.tokens} tokens (--tokens)")
-        lines += [json.dumps({"task": path, **sample}, ensure_ascii=False) for sample in result.samples]
+        records.append(to_record(path, result))
+        lines += [json.dumps({"task": path, **sample.to_json()}, ensure_ascii=False) for sample in result.samples]
     if options.samples:
         replace_file(Path(options.samples), "".join(f"{line}\n" for line in lines))
         print(f"each answer is in {options.samples}")
+    if options.report:
+        page = write_page(options.report, f"Questions to {trained.url}", question_sections({"files": records}))
+        print(f"a page with the first answers is in {page}")
     return 0
 
 
@@ -113,6 +125,9 @@ def parser() -> argparse.ArgumentParser:
         help="JSON lines of texts, of multiple choices, or of questions with answers",
     )
     parser.add_argument("--samples", metavar="FILE", help="write the answer and the scores of each question of --tasks")
+    parser.add_argument(
+        "--report", metavar="FILE", help="write an HTML page with the scores and first answers of --tasks"
+    )
     parser.add_argument("--chat", action="store_true", help="ask each prompt of --tasks as a message")
     parser.add_argument("--pattern", metavar="REGEX", help="the answer is its last match in the generated text")
     parser.add_argument("--tokens", type=int, default=128, help="of a generated answer, at most (default: 128)")

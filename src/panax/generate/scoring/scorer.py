@@ -1,68 +1,24 @@
 """Scores of a model on a file of questions, and its answers."""
 
+import contextlib
 import dataclasses
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...core.errors import PanaxError, RecipeError
 from ...data.text.tokenizer import Tokenizer
 from ..engine import GenerationEngine
 from ..prompts import encode_conversation, encode_prompt
-from ..requests import Completion, GenerationRequest
+from ..requests import Completion, FinishReason, GenerationRequest, StreamEvent
 from ..sampling import Sampling
+from .answer_format import WHOLE_TEXT, AnswerFormat
 from .questions import Question, QuestionKind, encode_choice, encode_windows, read_questions
-from .statistics import Estimate, estimate_ratio, pass_at_k
+from .results import AnswerResult, QuestionResult, TaskResult
 
-PASS_AT = (1, 2, 4, 8, 16, 32, 64, 128)
-SHARE = (0.0, 1.0)
-
-
-class TaskResult(NamedTuple):
-    """Result of a file of questions.
-
-    Attributes:
-        scores: By name: `bits_per_byte` and `token_perplexity` of texts; `acc` and `acc_norm` (by bytes of the choice)
-            of choices; `exact_match` and `pass@k` of answers.
-        samples: One record for each question, as JSON values.
-        refused: Number of questions that could not be asked, such as those that are too long: no score counts them.
-        cut: Number of answers that ended by their maximum number of tokens.
-    """
-
-    kind: QuestionKind
-    scores: Mapping[str, Estimate]
-    samples: list[dict[str, Any]]
-    refused: int
-    cut: int
-
-
-@dataclasses.dataclass(frozen=True)
-class AnswerFormat:
-    """How a generated answer is compared.
-
-    Attributes:
-        pattern: A regular expression: the answer is its last match (the first group, if it has groups). None: the whole
-            text. Spaces around it are removed.
-    """
-
-    pattern: str | None = None
-
-    def __post_init__(self) -> None:
-        try:
-            re.compile(self.pattern or "")
-        except re.error as error:
-            raise RecipeError(f"the pattern {self.pattern!r} is not a regular expression: {error}") from error
-
-    def extract(self, text: str) -> str:
-        """Return the answer in a text, "" if the pattern does not match."""
-        if self.pattern is None:
-            return text.strip()
-        matches = list(re.finditer(self.pattern, text))
-        if not matches:
-            return ""
-        return (matches[-1].group(1 if matches[-1].re.groups else 0) or "").strip()
+SCORED = Sampling(tokens=1, temperature=0.0, prompt_log_probabilities=True)
+"""Settings of a request that scores a prompt. The engine draws a token after it, which takes one position."""
 
 
 def score_file(
@@ -72,7 +28,7 @@ def score_file(
     sampling: Sampling,
     *,
     chat: bool = False,
-    answers: AnswerFormat = AnswerFormat(),
+    answers: AnswerFormat = WHOLE_TEXT,
 ) -> TaskResult:
     """Ask a model the questions of a file.
 
@@ -86,155 +42,134 @@ def score_file(
         RecipeError: No question can be asked.
     """
     questions = list(read_questions(path))
-    kind = questions[0].kind
-    if chat:
-        questions = [_as_message(question) for question in questions]
-    ask = _ask_answers if kind is QuestionKind.ANSWER else _ask_scores
-    samples: list[dict[str, Any]] = [{"where": question.where} for question in questions]
-    ask(engine, tokenizer, questions, samples, sampling, answers)
-    good = [sample for sample in samples if "error" not in sample]
-    if not good:
-        raise RecipeError(f"no question of {path} can be asked; the first: {samples[0]['error']}")
-    cut = sum(each["finish"] == "length" for sample in good for each in sample.get("answers", ()))
-    return TaskResult(kind, _SUMMARIES[kind](good), samples, len(samples) - len(good), cut)
+    result = score_questions(engine, tokenizer, questions, sampling, chat=chat, answers=answers)
+    if result.refused == len(questions):
+        raise RecipeError(f"no question of {path} can be asked; the first: {result.samples[0].error}")
+    return result
 
 
-def _as_message(question: Question) -> Question:
-    if not question.prompt or not isinstance(question.prompt, str):
-        return question
-    return dataclasses.replace(question, prompt=[{"role": "user", "content": question.prompt}])
-
-
-def _ask_scores(
+def score_questions(
     engine: GenerationEngine,
     tokenizer: Tokenizer,
-    questions: list[Question],
-    samples: list[dict[str, Any]],
+    questions: Sequence[Question],
     sampling: Sampling,
-    answers: AnswerFormat,
-) -> None:
-    """Score the choices of each question, or the windows of each text."""
-    # The engine draws a token after each prompt, which takes one position.
-    asked = Sampling(tokens=1, temperature=0.0, prompt_log_probabilities=True)
-    # Of each request: index of the question, of its part, and the number of tokens before those that are scored.
-    parts: list[tuple[int, int, int]] = []
+    *,
+    chat: bool = False,
+    answers: AnswerFormat = WHOLE_TEXT,
+    on_progress: Callable[[], None] = lambda: None,
+) -> TaskResult:
+    """Ask a model questions of one kind; arguments are those of `score_file`.
+
+    Args:
+        questions: At least one.
+        on_progress: Called for each token and each score; if it raises, the questions are abandoned.
+    """
+    parts: list[_Part] = []
+    outcomes: list[list[list[_Outcome]]] = [[] for _ in questions]
+    errors = [""] * len(questions)
 
     def requests() -> Iterator[GenerationRequest]:
         for index, question in enumerate(questions):
             try:
-                made = [
-                    (before, GenerationRequest((*before, *after), asked))
-                    for before, after in _scored_parts(tokenizer, question, engine.limit - 2)
-                ]
-                for _, request in made:
-                    engine.check(request)
+                made = make_requests(engine, tokenizer, question, sampling, chat=chat)
             except PanaxError as error:
-                samples[index]["error"] = str(error)
+                errors[index] = str(error)
                 continue
-            samples[index]["log_probabilities"] = [0.0] * len(made)
-            samples[index]["tokens"] = [len(request.prompt) - len(before) for before, request in made]
+            outcomes[index] = [[] for _ in made]
             for place, (before, request) in enumerate(made):
-                parts.append((index, place, len(before)))
+                parts.append(_Part(index, place, before, len(request.prompt) - before))
                 yield request
 
-    for completion in _completions(engine, requests()):
-        index, place, before = parts[completion.number]
-        scored = completion.prompt_log_probabilities[before - 1 :]
-        samples[index]["log_probabilities"][place] = math.fsum(scored)
-    for question, sample in zip(questions, samples, strict=True):
-        if "error" not in sample:
-            sample |= {"choices": list(question.choices), "right": question.right}
+    def events() -> Generator[StreamEvent]:
+        yield from engine.stream(requests())
+
+    with contextlib.closing(events()) as stream:
+        for event in stream:
+            on_progress()
+            if (completion := event.completion) is not None:
+                part = parts[completion.number]
+                outcomes[part.question][part.place].append(_Outcome.of(completion, part))
+    return TaskResult.of(
+        [
+            QuestionResult(question, error) if error else _result(question, each, answers)
+            for question, error, each in zip(questions, errors, outcomes, strict=True)
+        ]
+    )
 
 
-def _scored_parts(tokenizer: Tokenizer, question: Question, size: int) -> list[tuple[list[int], list[int]]]:
-    if question.kind is QuestionKind.TEXT:
-        return encode_windows(tokenizer, question.choices[0], size)
-    return [encode_choice(tokenizer, question, choice) for choice in question.choices]
+def make_requests(
+    engine: GenerationEngine, tokenizer: Tokenizer, question: Question, sampling: Sampling, *, chat: bool = False
+) -> list[tuple[int, GenerationRequest]]:
+    """Return the requests of a question: one for each choice or window, or one for its answers; each with the number of
+    tokens before those that are scored.
+
+    Raises:
+        DataError, RecipeError: The engine can't answer them; see `GenerationEngine.check`.
+    """
+    prompt = question.prompt
+    if chat and prompt and isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+        question = dataclasses.replace(question, prompt=prompt)
+    if question.kind is QuestionKind.ANSWER:
+        ids = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else encode_conversation(tokenizer, prompt)
+        made = [(len(ids), GenerationRequest(tuple(ids), sampling))]
+    else:
+        pairs = (
+            encode_windows(tokenizer, question.choices[0], engine.limit - 2)
+            if question.kind is QuestionKind.TEXT
+            else [encode_choice(tokenizer, question, choice) for choice in question.choices]
+        )
+        made = [(len(before), GenerationRequest((*before, *after), SCORED)) for before, after in pairs]
+    for _, request in made:
+        engine.check(request)
+    return made
 
 
-def _ask_answers(
-    engine: GenerationEngine,
-    tokenizer: Tokenizer,
-    questions: list[Question],
-    samples: list[dict[str, Any]],
-    sampling: Sampling,
-    answers: AnswerFormat,
-) -> None:
-    """Generate answers to each question, and compare them."""
-    indices: list[int] = []
+class _Part(NamedTuple):
+    """A request of a question.
 
-    def requests() -> Iterator[GenerationRequest]:
-        for index, question in enumerate(questions):
-            try:
-                prompt = question.prompt
-                encoded = (
-                    encode_prompt(tokenizer, prompt)
-                    if isinstance(prompt, str)
-                    else encode_conversation(tokenizer, prompt)
-                )
-                request = GenerationRequest(tuple(encoded), sampling)
-                engine.check(request)
-            except PanaxError as error:
-                samples[index]["error"] = str(error)
-                continue
-            samples[index] |= {"accepted": list(question.accepted), "answers": [None] * sampling.n}
-            indices.append(index)
-            yield request
+    Attributes:
+        question: Index of the question.
+        place: Index among the question's requests.
+        before: Number of tokens before those that are scored.
+        tokens: Number of tokens that are scored.
+    """
 
-    for completion in _completions(engine, requests()):
-        index = indices[completion.number]
-        answer = answers.extract(completion.text)
-        is_right = answer in {each.strip() for each in questions[index].accepted}
-        samples[index]["answers"][completion.sample] = {
-            "text": completion.text,
-            "answer": answer,
-            "right": is_right,
-            "finish": completion.finish,
-        }
+    question: int
+    place: int
+    before: int
+    tokens: int
 
 
-def _completions(engine: GenerationEngine, requests: Iterable[GenerationRequest]) -> Iterator[Completion]:
-    return (event.completion for event in engine.stream(requests) if event.completion is not None)
+class _Outcome(NamedTuple):
+    """The values of a completion of which results are made: those of a long text have a record for each token."""
+
+    sample: int
+    log_probability: float
+    tokens: int
+    text: str
+    finish: FinishReason
+
+    @classmethod
+    def of(cls, completion: Completion, part: _Part) -> "_Outcome":
+        scored = completion.prompt_log_probabilities[part.before - 1 :]
+        return cls(completion.sample, math.fsum(scored), part.tokens, completion.text, completion.finish)
 
 
-def _summarize_texts(samples: list[dict[str, Any]]) -> dict[str, Estimate]:
-    losses = [-math.fsum(sample["log_probabilities"]) for sample in samples]
-    tokens = [float(sum(sample["tokens"])) for sample in samples]
-    sizes = [float(len(sample["choices"][0].encode())) for sample in samples]
-    loss = estimate_ratio(losses, tokens)
-    return {
-        "bits_per_byte": estimate_ratio([each / math.log(2.0) for each in losses], sizes),
-        "token_perplexity": loss._replace(value=math.exp(loss.value), low=math.exp(loss.low), high=math.exp(loss.high)),
-    }
+def _result(question: Question, outcomes: Sequence[Sequence[_Outcome]], answers: AnswerFormat) -> QuestionResult:
+    """Return the result of a question.
 
-
-def _summarize_choices(samples: list[dict[str, Any]]) -> dict[str, Estimate]:
-    right: dict[str, list[float]] = {"acc": [], "acc_norm": []}
-    for sample in samples:
-        scores = sample["log_probabilities"]
-        sizes = [len(choice.encode()) for choice in sample["choices"]]
-        by_byte = [score / size for score, size in zip(scores, sizes, strict=True)]
-        for name, values in (("acc", scores), ("acc_norm", by_byte)):
-            chosen = max(range(len(values)), key=values.__getitem__)
-            sample[name] = chosen == sample["right"]
-            right[name].append(float(sample[name]))
-    return {name: estimate_ratio(values, [1.0] * len(values), bounds=SHARE) for name, values in right.items()}
-
-
-def _summarize_answers(samples: list[dict[str, Any]]) -> dict[str, Estimate]:
-    counts = [sum(each["right"] for each in sample["answers"]) for sample in samples]
-    n = len(samples[0]["answers"])
-    ones = [1.0] * len(samples)
-    scores = {"exact_match": estimate_ratio([count / n for count in counts], ones, bounds=SHARE)}
-    for k in PASS_AT:
-        if 1 < k <= n:
-            values = [pass_at_k(n, count, k) for count in counts]
-            scores[f"pass@{k}"] = estimate_ratio(values, ones, bounds=SHARE)
-    return scores
-
-
-_SUMMARIES = {
-    QuestionKind.TEXT: _summarize_texts,
-    QuestionKind.CHOICE: _summarize_choices,
-    QuestionKind.ANSWER: _summarize_answers,
-}
+    Args:
+        outcomes: For each of its requests, those of all samples in any order.
+    """
+    if question.kind is QuestionKind.ANSWER:
+        accepted = {each.strip() for each in question.accepted}
+        extracted = [(each, answers.extract(each.text)) for each in sorted(outcomes[0])]
+        results = [AnswerResult(each.text, answer, answer in accepted, each.finish) for each, answer in extracted]
+        return QuestionResult(question, answers=tuple(results))
+    scored = [each for [each] in outcomes]
+    return QuestionResult(
+        question,
+        log_probabilities=tuple(each.log_probability for each in scored),
+        tokens=tuple(each.tokens for each in scored),
+    )

@@ -88,6 +88,8 @@ def read_completion(body: Any, tokenizer: Tokenizer, model: str) -> ServedReques
         _sampling(body, max(tokens, 1)),
         top_log_probabilities=logprobs or 0,
         prompt_log_probabilities=echo and logprobs is not None,
+        # A client that scores a prompt drops the one token after it, also if it ends the answer.
+        ignore_end=echo and logprobs is not None and tokens == 1,
     )
     requests = [GenerationRequest(tuple(ids), sampling) for ids in _prompts(body.get("prompt"), tokenizer)]
     _check_answers(len(requests), sampling.n)

@@ -14,7 +14,7 @@ from ...data.text.tokenizer import Tokenizer
 from ...system import json_reader
 from ..constraints import Grammar
 from ..constraints.settings import JSON_DIRECTIVE, WHITESPACE
-from ..prompts import chat_template
+from ..prompts import load_template
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
@@ -168,7 +168,7 @@ def find_call_form(tokenizer: Tokenizer) -> CallForm:
     Raises:
         RecipeError: The template does not show tools, or has calls of another form.
     """
-    template = chat_template(tokenizer, tools=True)
+    template = load_template(tokenizer, tools=True)
     form = _form_of(template.source, tuple(sorted(tokenizer.role_tokens.items())))
     if form is None:
         raise RecipeError(

@@ -28,11 +28,13 @@ class TextTable:
     Attributes:
         marked: The highlighted row, counted from the first one below the header.
         faint: Rows without figures.
+        verbatim: True if cells are texts of others: their lines are kept, and they have no `code` or **strong** words.
     """
 
     rows: tuple[tuple[str, ...], ...]
     marked: int | None = None
     faint: tuple[int, ...] = ()
+    verbatim: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

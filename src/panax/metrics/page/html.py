@@ -168,11 +168,20 @@ def _choice(choice: Tabs) -> str:
 
 def _table(block: TextTable) -> str:
     head, *rows = block.rows
+    show = escape if block.verbatim else _words
     lines = []
     for n, row in enumerate(rows):
         kind = ' class="marked"' if n == block.marked else ' class="faint"' if n in block.faint else ""
-        lines.append(f"<tr{kind}>{''.join(f'<td>{_words(cell)}</td>' for cell in row)}</tr>")
-    wide = ' class="wide"' if len(head) > 5 else ' class="pairs"' if len(head) == 2 else ""
+        lines.append(f"<tr{kind}>{''.join(f'<td>{show(cell)}</td>' for cell in row)}</tr>")
+    wide = (
+        ' class="verbatim"'
+        if block.verbatim
+        else ' class="wide"'
+        if len(head) > 5
+        else ' class="pairs"'
+        if len(head) == 2
+        else ""
+    )
     headings = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     head_row = f"<thead><tr>{headings}</tr></thead>" if any(head) else ""
     return f'<div class="scroll"><table{wide}>{head_row}<tbody>{"".join(lines)}</tbody></table></div>'

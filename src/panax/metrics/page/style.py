@@ -27,6 +27,7 @@ th { text-align: left; font-weight: 600; color: var(--soft); font-size: 12.5px; 
 th, td { padding: 9px 12px; border-bottom: 1px solid var(--line); vertical-align: top; }
 tr:last-child td { border-bottom: 0; } td:first-child { font-weight: 600; white-space: nowrap; }
 .pairs td:first-child { width: 230px; }
+.verbatim td { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 70px; font-weight: 400; }
 .wide td:not(:first-child) { white-space: nowrap; } tr.marked { background: var(--mark); }
 tr.faint td { color: var(--soft); font-weight: 400; }
 figure { margin: 18px 0; padding: 18px; background: var(--card); border: 1px solid var(--line); border-radius: 10px;

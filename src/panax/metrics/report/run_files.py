@@ -18,7 +18,7 @@ from ..goodput import Life, Session, read_life
 from .curves import Curve, StepTimes, infer_step_times, read_curves
 
 LOG, LEDGER, SESSIONS, ACCOUNT = "metrics.jsonl", "goodput.jsonl", "sessions.jsonl", "data_account.json"
-ROLLBACKS = "rollbacks.jsonl"
+ROLLBACKS, QUESTIONS = "rollbacks.jsonl", "questions.json"
 JOB, STATUS, INCIDENTS = "job/job.json", "job/status.json", "job/incidents.jsonl"
 FINDINGS = "job/findings.jsonl"
 RUN_MARKER_FILES = (LOG, LEDGER, SESSIONS, JOB)
@@ -52,6 +52,7 @@ class RunFiles:
         incidents: Incidents recorded by the supervisor, oldest first.
         findings: Hosts and links found to be slow, or recovered.
         rollbacks: Returns of the run to an earlier step, oldest first.
+        questions: Newest scores on questions, with answers; empty if the run asks none.
         alive: True if the run is in progress.
         unread: Number of unreadable lines of each file that has any.
     """
@@ -71,6 +72,7 @@ class RunFiles:
     findings: Sequence[Facts]
     rollbacks: Sequence[Facts]
     account: Facts
+    questions: Facts
     alive: bool
     unread: Mapping[str, int]
 
@@ -147,6 +149,7 @@ def read_run(folder: str | Path) -> RunFiles:
         findings=findings,
         rollbacks=rollbacks,
         account=_object(path / ACCOUNT),
+        questions=_object(path / QUESTIONS),
         alive=_alive(path, curves, life, newest, status),
         unread={name: count for name, count in unread.items() if count},
     )

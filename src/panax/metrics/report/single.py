@@ -16,6 +16,7 @@ from .formats import (
 )
 from .incident_cards import has_incident_records, incident_blocks
 from .origin import environment_blocks, layout_blocks, reproduce_blocks
+from .questions import question_sections
 from .run_files import RunFiles, mapping
 
 RATE_ADVICE = "give --rate for a price"
@@ -32,6 +33,7 @@ def sections_of(run: RunFiles, rate: Rate) -> list[Section]:
         Section("", (*_lead(figures), tiles(figures, rate), *_time_bars(figures))),
         Section("Incidents", tuple(incident_blocks(figures, rate))),
         Section("Curves", _curves(figures)),
+        *question_sections(run.questions),
         Section("Time and cost", _costs(figures, rate)),
         Section("Sessions", _sessions(figures)),
         Section("Layout", tuple(layout_blocks(run))),

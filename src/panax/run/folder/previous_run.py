@@ -25,6 +25,7 @@ from ..preparation import PreparedRun
 from ..recovery.skipped_batches import FORMER_LOG as FORMER_ROLLBACKS
 from ..recovery.skipped_batches import LOG as ROLLBACKS
 from ..reporting.document_counts import DATA_USAGE_FILE
+from ..reporting.question_scores import QUESTIONS_FILE
 from ..reporting.session import SESSIONS_FILE
 from .description import diff_configs, serialize_config
 
@@ -41,6 +42,7 @@ UNTRACKED_SETTINGS = (
     "verify",
     "probe",
     "evaluate",
+    "questions",
     "mesh",
     "rules",
     "hooks",
@@ -54,6 +56,7 @@ RUN_FILES = (
     "metrics.csv",
     "log.txt",
     DATA_USAGE_FILE,
+    QUESTIONS_FILE,
     LEDGER,
     SESSIONS_FILE,
     ROLLBACKS,

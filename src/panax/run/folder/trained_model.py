@@ -14,13 +14,14 @@ from ...core import Task, TrainState, named_leaves
 from ...core.errors import CheckpointError, DamagedError, RecipeError, describe_type
 from ...core.state import average_dtype
 from ...data.text.tokenizer import PretrainedTokenizer, Tokenizer
+from ...generate import GenerationEngine
 from ...kernels import choose_by_timing
 from ...stores import join_url, open_store
 from ...system import json_reader
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
 from ..reporting.evaluation import evaluate_loaded_model, evaluate_result
-from ..reporting.generation import TextModel, generate_text
+from ..reporting.generation import TextModel, create_engine, generate_text
 from .attachments import CLASSES, MODEL, RELEASED, TOKENIZER
 from .description import deserialize_task
 from .previous_run import SETTINGS
@@ -76,6 +77,14 @@ class LoadedModel:
     def text_model(self) -> TextModel:
         """Return the values that text is generated with."""
         return TextModel(self.task, self.params, self.state, self.tokenizer)
+
+    def create_engine(self, *, rows: int = 8, length: int | None = None) -> GenerationEngine:
+        """Create an engine that generates with the model, on one device; see `panax.generate.GenerationEngine`.
+
+        Raises:
+            RecipeError: The model is not a text model with a tokenizer, or a setting is out of range.
+        """
+        return create_engine(self.text_model, rows=rows, length=length)
 
     def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
         """Compute losses and metrics on the data that the run held out, or on `data`; as `panax.evaluate`."""

@@ -15,6 +15,7 @@ from ..recovery.verification import SdcVerifier
 from ..reporting.report import RunReporter
 from .evaluation import PeriodicEvaluation
 from .hook_runner import HookRunner
+from .questions import PeriodicQuestions
 from .run_part import RunPart
 
 
@@ -44,6 +45,7 @@ class RunParts:
     interrupt: SignalHandler
     checkpoints: CheckpointSchedule
     emergency: EmergencySave
+    questions: PeriodicQuestions
     evaluation: PeriodicEvaluation
     probe: HardwareProbe
     island: Island | None = None
@@ -71,6 +73,7 @@ class RunParts:
             interrupt=interrupt,
             checkpoints=checkpoints,
             emergency=emergency,
+            questions=PeriodicQuestions(prepared, report, interrupt, emergency, say),
             evaluation=PeriodicEvaluation(prepared, report, interrupt, emergency, say),
             probe=HardwareProbe(prepared, report),
             island=island,
@@ -79,8 +82,9 @@ class RunParts:
     def in_order(self, hooks: HookRunner) -> tuple[RunPart, ...]:
         """Return the parts in the order in which they act after a step.
 
-        Scalars are read first, since they decide on a rollback, after which nothing else counts. An evaluation may be
-        requested by a hook, and a save by both.
+        Scalars are read first, since they decide on a rollback, after which nothing else counts. Hooks see the scores of
+        questions. An evaluation may be requested by a hook, and a save by both.
         """
         islands = () if self.island is None else (self.island,)
-        return (self.report, self.rollback, *islands, self.probe, hooks, self.evaluation, self.checkpoints)
+        before_hooks = (self.report, self.rollback, *islands, self.probe, self.questions)
+        return (*before_hooks, hooks, self.evaluation, self.checkpoints)

@@ -81,8 +81,9 @@ def create_engine(
     if placement is None or placement.mesh.size == 1 or not task.names_axes:
         placement = None
         # By way of the host, since moving an array to a device that it is on already would leave the training mesh in
-        # its type.
-        params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf), jax.local_devices()[0]), (params, state))
+        # its type. On the default device without naming it, since the engine's caches are placed so: with another kind
+        # of placement, the first request would compile its program again.
+        params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf)), (params, state))
         incremental = task.incremental_model(params, state, dtype)
     else:
         placement = placement.for_generation()

@@ -42,6 +42,7 @@ from ..parts.run_part import RunPart, RunProgress
 from ..preparation import PreparedRun
 from ..recovery.skipped_batches import DataProgress, append_rollback_log, format_batch_numbers
 from .document_counts import epoch_metrics, format_data_usage, summarize_data_usage, write_data_usage
+from .question_scores import QuestionScores
 from .session import record_facts
 from .step_profiler import StepProfiler
 from .step_warnings import describe_skipped_updates, skipped_updates_advice, zero_gradient_warning
@@ -261,7 +262,17 @@ class RunReporter(RunPart):
 
     def record_evaluation(self, number: int, values: Mapping[str, float]) -> None:
         """Report an evaluation; its time is not counted as the steps'."""
-        named = {f"evaluation/{name}": value for name, value in values.items()}
+        self._record_between_steps(number, {f"evaluation/{name}": value for name, value in values.items()})
+
+    def record_question_scores(self, number: int, scores: QuestionScores) -> None:
+        """Report scores on questions, and write them to a file; their time is not counted as the steps'."""
+        self._record_between_steps(number, {f"questions/{name}": value for name, value in scores.values().items()})
+        for line in scores.lines():
+            self._say(f"step {number}: {line}")
+        if is_process_zero():
+            self._lanes[0].put(scores.write, Path(self._prepared.folder), number)
+
+    def _record_between_steps(self, number: int, named: Mapping[str, float]) -> None:
         self._latest.update(named)
         self._trackers.record(number, named)
         self.clock.restart()
