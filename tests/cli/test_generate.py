@@ -63,6 +63,14 @@ def test_a_prompt_is_continued_as_one_text_several_or_json(trained, capsys):
     assert code == 0 and out.startswith("1 of 2: def ") and "\n2 of 2: def " in out
 
 
+def test_a_mesh_continues_as_one_device_does(trained, capsys):
+    arguments = ("--prompt", "def ", "--tokens", "6", "--temperature", "0")
+    code, one, _ = run(capsys, *arguments)
+    assert (code, run(capsys, *arguments, "--mesh.tensor", "2", "--mesh.fsdp", "2")[:2]) == (0, (0, one))
+    code, _, error = run(capsys, *arguments, "--mesh.tensor", "3")
+    assert code == 2 and "heads=2 is not divisible by tensor=3; use tensor in {1, 2}" in error
+
+
 def test_answers_under_a_schema_an_expression_and_a_grammar(trained, capsys):
     Path("schema.json").write_text('{"type": "array", "items": {"enum": [1, 22]}, "minItems": 1, "maxItems": 2}')
     Path("grammar").write_text('start: "(" start ")" | "x"')

@@ -8,8 +8,7 @@ With several processes, each of them creates the engine and makes the same calls
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import jax
 import numpy as np
@@ -21,12 +20,10 @@ from ..kernels import Kernels
 from ..mesh.placement import Placement
 from .constraints import Constraint
 from .constraints.matchers import ConstraintCompiler
-from .draw import DrawnTokens, RowSettings
+from .draw import DrawnTokens
+from .program_inputs import read_scores, read_token, stack_chunks, stack_settings, stack_tokens
 from .programs import (
     EngineState,
-    NextTokens,
-    PromptChunk,
-    PromptScores,
     copy_row,
     empty_state,
     run_decode_step,
@@ -34,7 +31,6 @@ from .programs import (
 )
 from .requests import Completion, FinishReason, GeneratedToken, GenerationRequest, StreamEvent
 from .rows import EngineRow, PendingAnswer, choose_rows
-from .sampling import Sampling
 from .shards import ProgramSettings, count_row_groups
 from .text import AnswerText
 
@@ -256,68 +252,51 @@ class GenerationEngine:
 
     def _run_prompts(self) -> list[StreamEvent]:
         """Run a chunk of the prompt that was admitted first in each group."""
-        size = self._group_rows
-        rows = [
-            min(
-                (
-                    row
-                    for row in self._rows[first : first + size]
-                    if row.answer is not None and row.answer.is_prefilling
-                ),
-                key=lambda row: row.answer.order if row.answer is not None else 0,
-                default=None,
-            )
-            for first in range(0, len(self._rows), size)
-        ]
-        if not any(rows):
+        prompts = [self._first_prompt(first) for first in range(0, len(self._rows), self._group_rows)]
+        if all(prompt is None for prompt in prompts):
             return []
         assert self._state is not None
-        answers = [None if row is None else row.answer for row in rows]
-        parts = [() if each is None else each.request.prompt[each.filled :][: self._chunk] for each in answers]
-        followings = [() if each is None else each.request.prompt[each.filled + 1 :][: self._chunk] for each in answers]
-        of_vocab = [(self._no_history if each is None else (each.in_prompt, each.bias)) for each in answers]
-        sampling = [each.request.sampling for each in answers if each is not None]
-        chunk = PromptChunk(
-            _host([self._pad(part) for part in parts], np.int32),
-            _host([self._pad(part) for part in followings], np.int32),
-            _host([0 if row is None else self._rows.index(row) % size for row in rows], np.int32),
-            _host([0 if each is None else each.filled for each in answers], np.int32),
-            _host([len(part) for part in parts], np.int32),
-            _host([in_prompt for in_prompt, _ in of_vocab], bool),
-            _host([bias for _, bias in of_vocab], np.float32),
-            _host(any(each.prompt_log_probabilities for each in sampling), bool),
-            _host(any(each.top_log_probabilities for each in sampling), bool),
-        )
-        settings = _settings(answers, self._constraints)
+        answers = [None if prompt is None else prompt[1] for prompt in prompts]
+        places = [0 if prompt is None else prompt[0] % self._group_rows for prompt in prompts]
+        chunk = stack_chunks(answers, places, self._chunk, self._model.vocab_size)
+        settings = stack_settings(answers, self._constraints)
         self._state, drawn, scores = run_prompt_chunk(self._model, self._state, chunk, settings, self._compiled_for)
         # The host waits for what it needs alone.
         of_scores = jax.device_get(scores) if chunk.wants_scores else None
         events = []
-        for group, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-            if row is None or answer is None:
+        for group, prompt in enumerate(prompts):
+            if prompt is None:
                 continue
-            answer.filled += len(parts[group])
-            if len(parts[group]) == self._chunk:
+            row, answer = self._rows[prompt[0]], prompt[1]
+            following = answer.request.prompt[answer.filled + 1 :][: self._chunk]
+            size = len(answer.request.prompt[answer.filled :][: self._chunk])
+            answer.filled += size
+            if size == self._chunk:
                 row.prefix = answer.request.prompt[: answer.filled]
             if of_scores is not None and answer.request.sampling.prompt_log_probabilities:
-                answer.prompt_scores += _scored(followings[group], of_scores, group)
+                answer.prompt_scores += read_scores(following, of_scores, group)
             if not answer.is_prefilling:
                 events.append(self._accept(row, jax.device_get(drawn), group))
         return events
 
+    def _first_prompt(self, first: int) -> tuple[int, PendingAnswer] | None:
+        """Return the incomplete prompt of a group that was admitted first, and the index of its row.
+
+        Args:
+            first: Index of the group's first row.
+        """
+        rows = enumerate(self._rows[first : first + self._group_rows], first)
+        prompts = [(index, row.answer) for index, row in rows if row.answer is not None and row.answer.is_prefilling]
+        return min(prompts, key=lambda prompt: prompt[1].order, default=None)
+
     def _run_rows(self) -> list[StreamEvent]:
+        """Run the last token of every row with a complete prompt."""
         answers = [row.answer if row.answer is not None and row.answer.tokens else None for row in self._rows]
         if not any(answers):
             return []
         assert self._state is not None
-        starts = [each.position if each else _next_position(row) for each, row in zip(answers, self._rows)]
-        inputs = NextTokens(
-            _host([each.tokens[-1].token if each else 0 for each in answers], np.int32),
-            _host(starts, np.int32),
-            _host([each is not None for each in answers], bool),
-            _host(any(each.request.sampling.top_log_probabilities for each in answers if each), bool),
-        )
-        settings = _settings(answers, self._constraints)
+        settings = stack_settings(answers, self._constraints)
+        inputs = stack_tokens(answers, self._rows)
         self._state, drawn = run_decode_step(self._model, self._state, inputs, settings, self._compiled_for)
         drawn = jax.device_get(drawn)
         return [
@@ -330,7 +309,8 @@ class GenerationEngine:
         """Add a drawn token to a row's answer, and free the row if the answer ends."""
         answer = row.answer
         assert answer is not None
-        sampling, token = answer.request.sampling, _generated(drawn, index, answer.request.sampling)
+        sampling = answer.request.sampling
+        token = read_token(drawn, index, sampling)
         is_end = self._tokenizer is not None and not sampling.ignore_end and token.token in self._tokenizer.end_ids
         finish: FinishReason | None = None
         text = ""
@@ -365,20 +345,14 @@ class GenerationEngine:
         is_in_answer = bool(answer.tokens) and answer.tokens[-1] is token
         return StreamEvent(answer.number, answer.sample, token if is_in_answer else None, text, completion)
 
-    def _pad(self, tokens: Sequence[int]) -> list[int]:
-        return [*tokens, *[0] * (self._chunk - len(tokens))]
-
-    @property
-    def _no_history(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros(self._model.vocab_size, bool), np.zeros(self._model.vocab_size, np.float32)
-
     def _empty_state(self) -> EngineState:
         return empty_state(self._model, len(self._rows), self._length, self._compiled_for)
 
     def _compile(self) -> None:
         """Compile all programs by running them on a row without a request."""
         self._state = self._empty_state()
-        nothing = PendingAnswer(0, 0, GenerationRequest((0,)), None, *self._no_history)
+        vocab = self._model.vocab_size
+        nothing = PendingAnswer(0, 0, GenerationRequest((0,)), None, np.zeros(vocab, bool), np.zeros(vocab, np.float32))
         self._rows[0].answer = nothing
         self._run_prompts()
         self._rows[0].answer = nothing
@@ -387,54 +361,3 @@ class GenerationEngine:
         if self._model.shares_prefixes and self._group_rows > 1:
             self._copy_row(0, 1)
         self._rows = [EngineRow() for _ in self._rows]
-
-
-def _next_position(row: EngineRow) -> int:
-    """Return the position to which a row without a token writes: one that a prompt will overwrite before anything
-    attends to it."""
-    return len(row.prefix) if row.answer is None else row.answer.filled
-
-
-def _host(value: Any, dtype: Any) -> Any:
-    """Return an array on the host, which a program takes with its other arguments in one transfer."""
-    return np.array(value, dtype)
-
-
-def _settings(answers: Sequence[PendingAnswer | None], constraints: ConstraintCompiler) -> RowSettings:
-    """Return the settings of the rows; those of rows without an answer have no effect."""
-    sampling = [Sampling(temperature=0.0) if each is None else each.request.sampling for each in answers]
-
-    def column(name: str, dtype: Any) -> Any:
-        return _host([getattr(each, name) for each in sampling], dtype)
-
-    return RowSettings(
-        column("temperature", np.float32),
-        column("top_k", np.int32),
-        column("top_p", np.float32),
-        column("min_p", np.float32),
-        column("repetition_penalty", np.float32),
-        column("presence_penalty", np.float32),
-        column("frequency_penalty", np.float32),
-        _host([each.seed + (of.sample if of else 0) for each, of in zip(sampling, answers, strict=True)], np.uint32),
-        _host([len(of.tokens) if of else 0 for of in answers], np.int32),
-        constraints.stack([of.constraint if of else None for of in answers]),
-    )
-
-
-def _scored(tokens: Sequence[int], scores: PromptScores, group: int) -> list[GeneratedToken]:
-    of_group = [values[group, : len(tokens)].tolist() for values in scores]
-    return [
-        GeneratedToken(token, log_probability, 0.0, ((likeliest, best),))
-        for token, log_probability, likeliest, best in zip(tokens, *of_group, strict=True)
-    ]
-
-
-def _generated(drawn: DrawnTokens, row: int, sampling: Sampling) -> GeneratedToken:
-    count = sampling.top_log_probabilities
-    top = zip(drawn.top_tokens[row, :count].tolist(), drawn.top_log_probabilities[row, :count].tolist())
-    return GeneratedToken(
-        int(drawn.token[row]),
-        float(drawn.log_probability[row]),
-        float(drawn.sampling_log_probability[row]),
-        tuple(top),
-    )

@@ -24,7 +24,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, *, chat: bool = False) -> l
 
 
 def encode_conversation(
-    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
 ) -> list[int]:
     """Return the ids of a conversation by the tokenizer's chat template, and of the beginning of an answer to it.
 
@@ -40,7 +40,7 @@ def encode_conversation(
 def render_conversation(
     tokenizer: Tokenizer,
     messages: Sequence[dict[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
     *,
     add_generation_prompt: bool = True,
 ) -> str:

@@ -19,8 +19,9 @@ from ...metrics.page.html import write_page
 from ...metrics.report.questions import question_sections
 from ...run.folder.trained_model import load_model
 from ...run.reporting.evaluation import evaluate_loaded_model
-from ...run.reporting.generation import check_generates, create_engine
+from ...run.reporting.generation import check_generates
 from ...system.replacement import replace_file
+from ..engine_flags import add_engine_flags, create_engine
 from ..failures import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -75,7 +76,7 @@ def _evaluate_tasks(options: argparse.Namespace) -> int:
     trained = load_model(options.run, warn, newest=True)
     model = trained.text_model
     tokenizer = check_generates(model)
-    engine = create_engine(model, rows=options.rows, length=options.length)
+    engine = create_engine(trained, options, rows=options.rows, length=options.length)
     print(f"checkpoint  {trained.url}")
     lines: list[str] = []
     records: list[dict[str, Any]] = []
@@ -140,4 +141,5 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--length", type=int, help="positions of question and answer (default: the model's, at most 2048)"
     )
+    add_engine_flags(parser)
     return parser

@@ -24,7 +24,8 @@ from ...generate import (
 )
 from ...job.join import check_single_process
 from ...run.folder.trained_model import LoadedModel, load_model
-from ...run.reporting.generation import check_generates, create_engine
+from ...run.reporting.generation import check_generates
+from ..engine_flags import add_engine_flags, create_engine
 from ..failures import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -109,6 +110,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--length", type=int, help="positions of prompt and answer (default: the model's, at most 2048)"
     )
+    add_engine_flags(parser)
     return parser
 
 
@@ -152,7 +154,7 @@ def _read_text(flag: str, path: str) -> str:
 def _continue_prompt(trained: LoadedModel, sampling: Sampling, options: argparse.Namespace) -> int:
     model = trained.text_model
     ids = encode_prompt(check_generates(model), options.prompt, chat=options.chat)
-    engine = create_engine(model, rows=min(sampling.n, options.rows), at_least=len(ids) + sampling.tokens)
+    engine = create_engine(trained, options, rows=min(sampling.n, options.rows), at_least=len(ids) + sampling.tokens)
     request = GenerationRequest(tuple(ids), sampling)
     before = "" if options.chat else options.prompt
     if sampling.n == 1 and not options.json:
@@ -196,7 +198,7 @@ def _answer_file(trained: LoadedModel, sampling: Sampling, options: argparse.Nam
     output = Path(options.output or f"{prompts}.answers.jsonl")
     model = trained.text_model
     tokenizer = check_generates(model)
-    engine = create_engine(model, rows=options.rows, length=options.length)
+    engine = create_engine(trained, options, rows=options.rows, length=options.length)
     summary = answer_file(
         AnsweringModel(engine, tokenizer, trained.url), prompts, output, sampling, chat=options.chat, report=print
     )
@@ -211,7 +213,7 @@ def _converse(trained: LoadedModel, sampling: Sampling, options: argparse.Namesp
     model = trained.text_model
     tokenizer = check_generates(model)
     encode_conversation(tokenizer, [{"role": "user", "content": "-"}])
-    engine = create_engine(model, rows=1, length=options.length)
+    engine = create_engine(trained, options, rows=1, length=options.length)
     messages: list[dict[str, str]] = []
     while True:
         try:

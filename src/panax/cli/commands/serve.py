@@ -11,7 +11,8 @@ from ...core.errors import RecipeError
 from ...core.install_hints import install_command
 from ...job.join import check_single_process
 from ...run.folder.trained_model import load_model
-from ...run.reporting.generation import check_generates, create_engine
+from ...run.reporting.generation import check_generates
+from ..engine_flags import add_engine_flags, create_engine
 from ..failures import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -45,7 +46,7 @@ def serve(arguments: Sequence[str]) -> int:
     trained = load_model(options.checkpoint, warn)
     model = trained.text_model
     tokenizer = check_generates(model)
-    engine = create_engine(model, rows=options.rows, length=options.length)
+    engine = create_engine(trained, options, rows=options.rows, length=options.length)
     name = options.name or Path(options.checkpoint.removeprefix("hf:")).name
     config = uvicorn.Config(
         create_app(ServedModel(engine, tokenizer, name), key=key),
@@ -91,6 +92,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--length", type=int, help="positions of prompt and answer (default: the model's, at most 2048)"
     )
+    add_engine_flags(parser)
     return parser
 
 

@@ -16,12 +16,13 @@ from ...core.state import average_dtype
 from ...data.text.tokenizer import PretrainedTokenizer, Tokenizer
 from ...generate import GenerationEngine
 from ...kernels import choose_by_timing
+from ...mesh import MeshShape
 from ...stores import join_url, open_store
 from ...system import json_reader
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
 from ..reporting.evaluation import evaluate_loaded_model, evaluate_result
-from ..reporting.generation import TextModel, create_engine, generate_text
+from ..reporting.generation import TextModel, check_generates, create_engine, generate_text, place_text_model
 from .attachments import CLASSES, MODEL, RELEASED, TOKENIZER
 from .description import deserialize_task
 from .previous_run import SETTINGS
@@ -78,13 +79,29 @@ class LoadedModel:
         """Return the values that text is generated with."""
         return TextModel(self.task, self.params, self.state, self.tokenizer)
 
-    def create_engine(self, *, rows: int = 8, length: int | None = None) -> GenerationEngine:
-        """Create an engine that generates with the model, on one device; see `panax.generate.GenerationEngine`.
+    def create_engine(
+        self,
+        *,
+        rows: int = 8,
+        length: int | None = None,
+        at_least: int = 0,
+        mesh: MeshShape | None = None,
+        dtype: str | None = None,
+    ) -> GenerationEngine:
+        """Create an engine that generates with the model; see `panax.generate.GenerationEngine`.
+
+        Args:
+            at_least: In place of `length`: a row has this many positions, or a few more.
+            mesh: Shard weights and rows over a mesh; None for one device.
+            dtype: Dtype of activations and caches; float32 by default.
 
         Raises:
+            LayoutError: A weight is not divisible over the mesh, or there are not enough devices.
             RecipeError: The model is not a text model with a tokenizer, or a setting is out of range.
         """
-        return create_engine(self.text_model, rows=rows, length=length)
+        check_generates(self.text_model)
+        model = self.text_model if mesh is None else place_text_model(self.text_model, mesh)
+        return create_engine(model, rows=rows, length=length, at_least=at_least, dtype=dtype)
 
     def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
         """Compute losses and metrics on the data that the run held out, or on `data`; as `panax.evaluate`."""

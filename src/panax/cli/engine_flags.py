@@ -1,0 +1,39 @@
+"""Flags of the commands that generate: the mesh and the dtype of the engine."""
+
+import argparse
+from typing import Any
+
+from ..generate import GenerationEngine
+from ..mesh import MeshShape
+from ..mesh.rules import MESH_AXES
+from ..run.folder.trained_model import LoadedModel
+from .parser import Parser
+
+DTYPES = ("float32", "bfloat16")
+
+
+def add_engine_flags(parser: Parser) -> None:
+    """Add the flags that `create_engine` reads."""
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="of activations and caches (default: float32)"
+    )
+    for axis in MESH_AXES:
+        use = {"tensor": "heads and widths", "expert": "experts, and rows"}.get(axis, "rows")
+        parser.add_argument(
+            f"--mesh.{axis}",
+            dest=f"mesh_{axis}",
+            type=int,
+            metavar="N",
+            help=f"split {use} over N devices (default: 1)",
+        )
+
+
+def create_engine(trained: LoadedModel, options: argparse.Namespace, **sizes: Any) -> GenerationEngine:
+    """Create the engine of a command.
+
+    Args:
+        sizes: As for `LoadedModel.create_engine`.
+    """
+    axes: dict[str, Any] = {axis: size for axis in MESH_AXES if (size := getattr(options, f"mesh_{axis}")) is not None}
+    mesh = MeshShape(**{"fsdp": 1, **axes}) if axes else None
+    return trained.create_engine(mesh=mesh, dtype=options.dtype, **sizes)
