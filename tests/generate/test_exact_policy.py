@@ -15,9 +15,9 @@ from panax.generate import GenerationEngine, GenerationRequest, Sampling
 from panax.generate.shards import place_model
 from panax.kernels import Kernels, use_kernels
 from panax.kernels.cpu.native import OWN, unavailable_reason
-from panax.layers import MoE
+from panax.layers import Latent, MoE
 from panax.mesh import MeshShape, Placement
-from panax.models import DecoderConfig, DecoderTask
+from panax.models import DecoderConfig, DecoderTask, DeltaNetConfig, HybridConfig
 from panax.train.mesh_execution import GradientInputs, GradientRule, compute_mesh_gradients
 
 LACKING = unavailable_reason(OWN, "float32") or unavailable_reason(OWN, "bfloat16")
@@ -145,7 +145,16 @@ def test_a_mesh_has_the_bits_of_generation_on_it(name, shape, dtype):
 def test_layouts_and_layers_without_exact_kernels_are_refused():
     task, params, state, *_ = create(CONFIGS["plain"], "float32", None)
     batch, _ = pack([tuple(range(40))] * 4, [[0], [1], [2], [3]], 64)
-    with pytest.raises(RecipeError, match=r"exact_policy is for layouts in which .* set mesh\.tensor to 1"):
+    with pytest.raises(RecipeError, match=r"exact_policy has no kernels for sums over the mesh axis tensor"):
         train_forward(task, params, state, batch, {"tensor": 2})
+    latent = DecoderConfig(**SIZES, latent=Latent(q_rank=0, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8))
+    for config, what in [
+        (latent, "latent attention"),
+        (HybridConfig(**SIZES, attention_layers=(1,)), "state-space layers"),
+        (DeltaNetConfig(**SIZES, attention_layers=(1,)), "delta-net layers"),
+    ]:
+        *_, model = create(config, "float32", None)
+        with pytest.raises(RecipeError, match=f"exact_policy has no kernels for {what}"):
+            GenerationEngine(model, rows=1, kernels=EXACT)
     with pytest.raises(RecipeError, match=r"exact_policy names the kernels of all work, and kernels\.matmul='mkl'"):
         Kernels(exact_policy=True, matmul="mkl")

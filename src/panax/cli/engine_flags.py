@@ -1,4 +1,4 @@
-"""Flags of the commands that generate: the mesh and the dtype of the engine."""
+"""Flags of the commands that generate: the mesh, the dtype and the guesses of the engine."""
 
 import argparse
 from typing import Any
@@ -16,6 +16,14 @@ def add_engine_flags(parser: Parser) -> None:
     """Add the flags that `create_engine` reads."""
     parser.add_argument(
         "--dtype", choices=DTYPES, default="float32", help="of activations and caches (default: float32)"
+    )
+    parser.add_argument(
+        "--drafts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="guess N tokens from earlier ones and check them at once: faster for answers that repeat their prompt "
+        "(default: 0)",
     )
     for axis in MESH_AXES:
         use = {"tensor": "heads and widths", "expert": "experts, and rows"}.get(axis, "rows")
@@ -36,4 +44,4 @@ def create_engine(trained: LoadedModel, options: argparse.Namespace, **sizes: An
     """
     axes: dict[str, Any] = {axis: size for axis in MESH_AXES if (size := getattr(options, f"mesh_{axis}")) is not None}
     mesh = MeshShape(**{"fsdp": 1, **axes}) if axes else None
-    return trained.create_engine(mesh=mesh, dtype=options.dtype, **sizes)
+    return trained.create_engine(mesh=mesh, dtype=options.dtype, drafts=options.drafts, **sizes)

@@ -8,7 +8,7 @@ With several processes, each of them creates the engine and makes the same calls
 """
 
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -20,13 +20,15 @@ from ..kernels import Kernels
 from ..mesh.placement import Placement
 from .constraints import Constraint
 from .constraints.matchers import ConstraintCompiler
-from .draw import DrawnTokens
-from .program_inputs import read_scores, read_token, stack_chunks, stack_settings, stack_tokens
+from .drafts import DraftLookup
+from .draw import DrawnTokens, RowSettings
+from .program_inputs import read_scores, read_token, stack_chunks, stack_drafts, stack_settings, stack_tokens
 from .programs import (
     EngineState,
     copy_row,
     empty_state,
     run_decode_step,
+    run_draft_step,
     run_prompt_chunk,
 )
 from .requests import Completion, FinishReason, GeneratedToken, GenerationRequest, StreamEvent
@@ -54,6 +56,7 @@ class GenerationEngine:
         chunk: int = 64,
         placement: Placement | None = None,
         kernels: Kernels | None = None,
+        drafts: int = 0,
     ):
         """Reserve the caches, and compile the programs.
 
@@ -68,6 +71,8 @@ class GenerationEngine:
                 device.
             kernels: Those that the model is trained with, if a recipe names them; `exact_policy` makes the log-probabilities
                 of tokens equal to those of training, bit by bit.
+            drafts: Guess this many tokens after the last one of each row, by what followed it before, and run all of them at
+                once; those that are also drawn are kept. The tokens are the same, and a step takes longer.
 
         Raises:
             RecipeError: A setting is out of range, or a layer of the model can't be run incrementally.
@@ -79,9 +84,15 @@ class GenerationEngine:
         if length > model.max_length:
             raise RecipeError(f"length={length}; the model is for at most {model.max_length} positions")
         self._model, self._tokenizer = model, tokenizer
+        if drafts < 0 or (drafts and not model.shares_prefixes):
+            raise RecipeError(
+                f"drafts={drafts}; expected 0 or more, and 0 for a model with recurrent layers, whose state can't return to the "
+                f"last token that is kept"
+            )
+        self._drafts = drafts
         self._limit, self._chunk = length, min(chunk, length)
-        # Whole chunks, so that the padding after a prompt has room.
-        self._length = -(-length // self._chunk) * self._chunk
+        # Whole chunks, so that the padding after a prompt has room, and the guesses after the last token.
+        self._length = -(-(length + drafts) // self._chunk) * self._chunk
         placement = None if placement is None or placement.mesh.size == 1 else placement
         self._compiled_for = ProgramSettings(placement, kernels or Kernels())
         self._groups = count_row_groups(placement)
@@ -188,7 +199,8 @@ class GenerationEngine:
         for sample in range(request.sampling.n):
             text = None if self._tokenizer is None else AnswerText(self._tokenizer, request.sampling.stop)
             constraint = self._constraints.begin(request.sampling.constraint)
-            self._waiting.append(PendingAnswer(number, sample, request, text, in_prompt, bias, constraint))
+            lookup = DraftLookup(request.prompt) if self._drafts else None
+            self._waiting.append(PendingAnswer(number, sample, request, text, in_prompt, bias, constraint, lookup))
         return number
 
     def cancel(self, number: int) -> None:
@@ -296,6 +308,8 @@ class GenerationEngine:
             return []
         assert self._state is not None
         settings = stack_settings(answers, self._constraints)
+        if self._drafts:
+            return self._run_drafts(answers, settings)
         inputs = stack_tokens(answers, self._rows)
         self._state, drawn = run_decode_step(self._model, self._state, inputs, settings, self._compiled_for)
         drawn = jax.device_get(drawn)
@@ -305,8 +319,27 @@ class GenerationEngine:
             if answer is not None
         ]
 
-    def _accept(self, row: EngineRow, drawn: DrawnTokens, index: int) -> StreamEvent:
-        """Add a drawn token to a row's answer, and free the row if the answer ends."""
+    def _run_drafts(self, answers: Sequence[PendingAnswer | None], settings: RowSettings) -> list[StreamEvent]:
+        """Run the last token of each row with the guesses after it, and accept tokens as far as guesses are equal to them."""
+        assert self._state is not None
+        inputs = stack_drafts(answers, self._rows, self._drafts)
+        self._state, drawn = run_draft_step(self._model, self._state, inputs, settings, self._compiled_for)
+        drawn = jax.device_get(drawn)
+        events = []
+        for index, (answer, row) in enumerate(zip(answers, self._rows, strict=True)):
+            for place in range(0 if answer is None else int(inputs.size[index])):
+                events.append(self._accept(row, drawn, (index, place)))
+                guess = inputs.tokens[index, place + 1] if place < self._drafts else -1
+                if row.answer is not answer or drawn.token[index, place] != guess:
+                    break
+        return events
+
+    def _accept(self, row: EngineRow, drawn: DrawnTokens, index: int | tuple[int, int]) -> StreamEvent:
+        """Add a drawn token to a row's answer, and free the row if the answer ends.
+
+        Args:
+            index: See `read_token`.
+        """
         answer = row.answer
         assert answer is not None
         sampling = answer.request.sampling
@@ -318,6 +351,8 @@ class GenerationEngine:
             finish = "end" if is_end else "stop"
         else:
             answer.tokens.append(token)
+            if answer.lookup is not None:
+                answer.lookup.add(token.token)
             text = "" if answer.text is None else answer.text.add(token.token)
             if answer.text is not None and answer.text.is_stopped:
                 finish = "stop"

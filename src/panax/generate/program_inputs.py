@@ -10,7 +10,7 @@ import numpy as np
 
 from .constraints.matchers import ConstraintCompiler
 from .draw import DrawnTokens, RowSettings
-from .programs import NextTokens, PromptChunk, PromptScores
+from .programs import DraftedTokens, NextTokens, PromptChunk, PromptScores
 from .requests import GeneratedToken
 from .rows import EngineRow, PendingAnswer
 from .sampling import Sampling
@@ -62,6 +62,31 @@ def stack_tokens(answers: Sequence[PendingAnswer | None], rows: Sequence[EngineR
     )
 
 
+def stack_drafts(answers: Sequence[PendingAnswer | None], rows: Sequence[EngineRow], drafts: int) -> DraftedTokens:
+    """Return the last token of each row, and the guesses after it.
+
+    Args:
+        answers: As for `stack_tokens`.
+        drafts: Maximum number of guesses for a row. There are none under a constraint, which allows other tokens after each one.
+    """
+    starts = [each.position if each else _next_position(row) for each, row in zip(answers, rows, strict=True)]
+    tokens = [[] if each is None else [each.tokens[-1].token, *_guess(each, drafts)] for each in answers]
+    return DraftedTokens(
+        _host([[*row, *[0] * (drafts + 1 - len(row))] for row in tokens], np.int32),
+        _host(starts, np.int32),
+        _host([len(row) for row in tokens], np.int32),
+        _host(any(each.request.sampling.top_log_probabilities for each in answers if each), bool),
+    )
+
+
+def _guess(answer: PendingAnswer, drafts: int) -> list[int]:
+    # The last token of an answer needs no guess after it.
+    room = answer.request.sampling.tokens - len(answer.tokens) - 1
+    if answer.lookup is None or answer.constraint is not None or room < 1:
+        return []
+    return answer.lookup.guess(min(drafts, room))
+
+
 def stack_settings(answers: Sequence[PendingAnswer | None], constraints: ConstraintCompiler) -> RowSettings:
     """Return the settings of rows; those of rows without an answer have no effect."""
     sampling = [Sampling(temperature=0.0) if each is None else each.request.sampling for each in answers]
@@ -92,10 +117,10 @@ def read_scores(tokens: Sequence[int], scores: PromptScores, group: int) -> list
     ]
 
 
-def read_token(drawn: DrawnTokens, row: int, sampling: Sampling) -> GeneratedToken:
-    """Return the token that a row has drawn."""
+def read_token(drawn: DrawnTokens, row: int | tuple[int, int], sampling: Sampling) -> GeneratedToken:
+    """Return the token that a row has drawn, or with drafts that of one of its places."""
     count = sampling.top_log_probabilities
-    top = zip(drawn.top_tokens[row, :count].tolist(), drawn.top_log_probabilities[row, :count].tolist())
+    top = zip(drawn.top_tokens[row][:count].tolist(), drawn.top_log_probabilities[row][:count].tolist())
     return GeneratedToken(
         int(drawn.token[row]),
         float(drawn.log_probability[row]),

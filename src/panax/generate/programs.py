@@ -83,6 +83,21 @@ class NextTokens(NamedTuple):
     wants_top: Bool[Array, ""]
 
 
+class DraftedTokens(NamedTuple):
+    """The last token of each row, and guesses of those after it.
+
+    Attributes:
+        start: Position of the last token.
+        size: Number of tokens, without padding; 0 for rows as those that are not active in `NextTokens`.
+        wants_top: Compute the most likely tokens.
+    """
+
+    tokens: Int[Array, "rows drafted"]
+    start: Int[Array, " rows"]
+    size: Int[Array, " rows"]
+    wants_top: Bool[Array, ""]
+
+
 SCORED_AT_ONCE = 16
 """Positions of a prompt with logits in memory at the same time."""
 
@@ -177,6 +192,52 @@ def _run_decode_step(
     drawn = draw_tokens(model.logits(hidden[:, 0]), settings, state.history, wants_top=inputs.wants_top)
     rows = jnp.arange(inputs.tokens.shape[0])
     counts = state.history.counts.at[rows, drawn.token].add(inputs.active.astype(jnp.int32))
+    return EngineState(cache, state.history._replace(counts=counts)), gather_rows(drawn)
+
+
+@functools.partial(jax.jit, donate_argnums=1, static_argnums=4)
+def run_draft_step(
+    model: IncrementalModel,
+    state: EngineState,
+    inputs: DraftedTokens,
+    settings: RowSettings,
+    compiled_for: ProgramSettings,
+) -> tuple[EngineState, DrawnTokens]:
+    """Run each row's last token and the guesses after it, and draw the token after each of these.
+
+    Returns:
+        The state; the drawn tokens, [rows, drafted, ...]. One is valid if all guesses before it are equal to the tokens
+        that are drawn in their places; for the others, nothing is counted.
+    """
+    placement = compiled_for.placement
+    rows, states = row_spec(placement), _state_specs(model, placement)
+    drafted = DraftedTokens._make([rows, rows, rows, PartitionSpec()])
+    arguments = model_specs(placement, model), states, drafted, rows
+    run = map_rows(_run_draft_step, compiled_for, arguments, (states, PartitionSpec()))
+    return run(model, state, inputs, settings)
+
+
+def _run_draft_step(
+    model: IncrementalModel, state: EngineState, inputs: DraftedTokens, settings: RowSettings
+) -> tuple[EngineState, DrawnTokens]:
+    hidden, cache = model.extend(inputs.tokens, inputs.start, inputs.size, state.cache)
+    rows = jnp.arange(inputs.tokens.shape[0])
+
+    def draw(
+        carry: tuple[Int[Array, "rows vocab"], Bool[Array, " rows"]], place: Int[Array, ""]
+    ) -> tuple[Any, DrawnTokens]:
+        counts, is_valid = carry
+        # Logits of one place at a time: a vocabulary may be large.
+        logits = model.logits(jax.lax.dynamic_index_in_dim(hidden, place, axis=1, keepdims=False))
+        here = settings._replace(drawn_before=settings.drawn_before + place)
+        drawn = draw_tokens(logits, here, state.history._replace(counts=counts), wants_top=inputs.wants_top)
+        counts = counts.at[rows, drawn.token].add(is_valid.astype(jnp.int32))
+        following = jnp.take(inputs.tokens, jnp.minimum(place + 1, inputs.tokens.shape[1] - 1), axis=1)
+        return (counts, is_valid & (place + 1 < inputs.size) & (drawn.token == following)), drawn
+
+    places = jnp.arange(inputs.tokens.shape[1])
+    (counts, _), drawn = jax.lax.scan(draw, (state.history.counts, inputs.size > 0), places)
+    drawn = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), drawn)
     return EngineState(cache, state.history._replace(counts=counts)), gather_rows(drawn)
 
 

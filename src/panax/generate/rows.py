@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .constraints.matchers import AnswerConstraint
+from .drafts import DraftLookup
 from .requests import GeneratedToken, GenerationRequest
 from .text import AnswerText
 
@@ -25,6 +26,7 @@ class PendingAnswer:
         in_prompt: True for each token that is in the prompt.
         bias: The request's bias of each token.
         constraint: None without one.
+        lookup: Where guesses come from; None without drafts.
     """
 
     number: int
@@ -34,6 +36,7 @@ class PendingAnswer:
     in_prompt: np.ndarray
     bias: np.ndarray
     constraint: AnswerConstraint | None = None
+    lookup: DraftLookup | None = None
     filled: int = 0
     tokens: list[GeneratedToken] = dataclasses.field(default_factory=list)
     prompt_scores: list[GeneratedToken] = dataclasses.field(default_factory=list)

@@ -23,13 +23,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from panax.core.errors import RecipeError
 from panax.core.layout.target import Target
 from panax.core.params.scopes import nan_for
 from panax.kernels.attention.mask import MASKED
 from panax.kernels.precision import accumulation_dtype
 from panax.kernels.product import materialize, product
-from panax.kernels.registry import is_exact
+from panax.kernels.registry import is_exact, refuse_exact
 from panax.kernels.row_functions import named_logsumexp
 from panax.kernels.varying_axes import vary_alike, vary_like
 
@@ -299,11 +298,8 @@ class ChunkLogits(NamedTuple):
 def chunk_logits(x: Array, weights: Array, target: Array, settings: CrossEntropySettings) -> ChunkLogits:
     """Compute the logits `x @ weights.T` of one chunk."""
     wide = accumulation_dtype(x.dtype)
-    if is_exact() and settings.vocab_axis is not None:
-        raise RecipeError(
-            "kernels.exact_policy is for layouts in which each device has the whole vocabulary; set mesh.tensor to 1, or "
-            "remove exact_policy"
-        )
+    if settings.vocab_axis is not None:
+        refuse_exact("a vocabulary that is split over devices")
     total_of = functools.partial(lax.psum, axis_name=settings.vocab_axis) if settings.vocab_axis else lambda part: part
     rows = weights.shape[0]
     shards = 1 if settings.vocab_axis is None else lax.axis_size(settings.vocab_axis)

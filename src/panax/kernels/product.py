@@ -10,11 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from panax.core.errors import RecipeError
 from panax.core.layout.layout import arrays_are_local, current_target
 from panax.core.layout.target import Target
 from panax.kernels.cpu.choice import XLA, timed_kernel
-from panax.kernels.registry import NAMED, Kernel, KernelChoice, choose, is_exact, log_choice, register
+from panax.kernels.registry import NAMED, Kernel, KernelChoice, choose, is_exact, log_choice, refuse_exact, register
 
 MIN_PRODUCTS = 2**22
 """Minimum number of multiplications for a custom call."""
@@ -69,11 +68,7 @@ def product(equation: str, a: jax.Array, b: jax.Array, out_dtype: Any) -> jax.Ar
     """
     matrices = _matrices(equation) if a.dtype == b.dtype and a.dtype in (jnp.float32, jnp.bfloat16) else None
     if matrices is None:
-        if is_exact():
-            raise RecipeError(
-                f"kernels.exact_policy: {equation} of {a.dtype} and {b.dtype} is no product of two matrices of float32 or "
-                f"bfloat16, for which there is an exact kernel; remove exact_policy for this model"
-            )
+        refuse_exact(f"{equation} of {a.dtype} and {b.dtype}, no product of two matrices of float32 or bfloat16")
         return _einsum(equation, a, b, out_dtype)
     left, right = (b, a) if matrices.swapped else (a, b)
     rows, columns = matrices.left.rows(left), matrices.right.rows(right)

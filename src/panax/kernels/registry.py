@@ -191,6 +191,19 @@ def is_exact() -> bool:
     return named_kernel("matmul") == EXACT
 
 
+def refuse_exact(what: str) -> None:
+    """Check that code without exact kernels is not traced with them.
+
+    Args:
+        what: The layer or layout, for the message.
+
+    Raises:
+        RecipeError: `Kernels.exact_policy` is set.
+    """
+    if is_exact():
+        raise RecipeError(f"kernels.exact_policy has no kernels for {what}; remove it for this model or mesh")
+
+
 def check_name(work: str, name: str) -> None:
     """Check that a kernel's name exists.
 

@@ -30,6 +30,7 @@ from ..core.layout.layout import MeshAxes, current_layout
 from ..core.params.logical import Role, axis_for_role
 from ..core.protocols import Axes
 from ..kernels.product import product
+from ..kernels.registry import refuse_exact
 from .collectives import all_gather, all_reduce, reduce_scatter
 from .overlap import gather_matmul, matmul_scatter, should_overlap, slice_rows
 from .product import WeightOp, apply_weight_op
@@ -287,6 +288,8 @@ def _partial(equation: Equation) -> tuple[MeshAxes, int | None, bool]:
     if layout is None:
         return (), 0, False
     axes = tuple(axis for dim in layout.compute(tuple(summed)) for axis in dim)
+    if axes:
+        refuse_exact(f"sums over the mesh axis {axes[0]}")
     # The whole residual stream is on every device: all-reduce.
     if axes and not sequence_parallel_axes():
         return axes, None, False

@@ -146,5 +146,5 @@ def test_a_row_has_the_same_grouped_product_in_any_group_size(dtype):
 def test_what_has_no_exact_kernel_is_refused():
     with pytest.raises(RecipeError, match="no product of two matrices of float32 or bfloat16"):
         exactly(lambda x, w: product("abc,acd->abd", x, w, jnp.float32), draw(2, 3, 4), draw(2, 4, 5))
-    with pytest.raises(RecipeError, match="exact_policy is for causal attention within rows"):
+    with pytest.raises(RecipeError, match="exact_policy has no kernels for attention that is not causal"):
         exactly(lambda q: attention(q, q, q, causal=False, target=CPU), draw(1, 4, 2, 8))

@@ -16,7 +16,6 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from panax.core.errors import RecipeError
 from panax.core.layout.target import Target
 from panax.kernels.attention.blockwise import AttentionPasses
 from panax.kernels.attention.cached import CachedKeys
@@ -28,7 +27,7 @@ from panax.kernels.cpu.grouped_matmul import native_grouped_outer, native_groupe
 from panax.kernels.cpu.native import OWN, call_native, unavailable_reason
 from panax.kernels.cpu.products import native_product
 from panax.kernels.grouped.grouped_matmul import GroupedMatmul
-from panax.kernels.registry import EXACT, Kernel, register
+from panax.kernels.registry import EXACT, Kernel, refuse_exact, register
 from panax.kernels.row_functions import NormParameters, NormRule, normalize_by_xla
 
 KEY_BLOCK = 512
@@ -68,9 +67,7 @@ def row_attention(
     """Compute `flash_forward` for causal attention within rows; equal segments must be adjacent."""
     q, k, v, segments, _ = operands
     if not scores.mask.causal or scores.mask.offset or q.shape[1] != k.shape[1]:
-        raise RecipeError(
-            "exact_policy is for causal attention within rows that are on one device; remove it, or mesh.context"
-        )
+        refuse_exact("attention that is not causal, or over rows that are split over devices")
     call = call_native("panax_row_attention", _attention_results(q, result_dtype))
     packed = () if segments is None else (segments.astype(jnp.int32),)
     out, logsumexp = call(q, k, v, *packed, **_score_attributes(scores))

@@ -21,6 +21,7 @@ from ...core.layout.requirements import AllToAllRequirement
 from ...core.validation import Validated
 from ...kernels.attention.attention import AttentionOptions
 from ...kernels.attention.cached import attended_mask
+from ...kernels.registry import refuse_exact
 from ...parallel.context_choice import ContextAttention
 from ...spmd import all_gather_sequence, contract, gather
 from ..norm import Norm
@@ -230,6 +231,7 @@ class LatentAttention(Module):
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Compute queries, the latent of keys and values, and the keys' rotated part, for the positions of
         whole rows."""
+        refuse_exact("latent attention")
         down = contract("batch residual embed, embed kv_latent -> batch residual kv_latent", x, self.w_kv_down)
         kv, k_rotated = jnp.split(down, [self.latent.kv_rank], axis=-1)
         kv = self.kv_norm(kv)

@@ -13,6 +13,7 @@ from ...core import Module, constant, current_layout, current_target, normal, pa
 from ...core.layout.layout import MeshAxes, axis_size
 from ...kernels.causal_convolution import causal_convolution
 from ...kernels.delta_rule.delta_rule import DeltaInputs, delta_rule
+from ...kernels.registry import refuse_exact
 from ...parallel.delta_passing import delta_rule_over_devices
 from ...spmd import (
     ValueState,
@@ -188,6 +189,7 @@ class DeltaNet(Module):
         return self._output(y, projected.gate), DeltaNetCache(tails[0], tails[1], tails[2], state)
 
     def _project(self, x: jax.Array) -> _Projected:
+        refuse_exact("delta-net layers")
         q, k, v, z, beta, dt = contract_gathered(
             x,
             (f"batch seq embed, embed {KEYS} -> batch seq {KEYS}", self.w_q),

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ...core import Module, constant, current_layout, current_target, normal, parameter
 from ...core.layout.layout import MeshAxes, axis_size
 from ...kernels.causal_convolution import causal_convolution
+from ...kernels.registry import refuse_exact
 from ...kernels.state_space.state_space import ScanInputs, state_space_scan
 from ...parallel.state_passing import scan_over_devices
 from ...spmd import (
@@ -185,6 +186,7 @@ class StateSpace(Module):
 
     def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
         """Compute the gate, the step sizes in float32, and the convolution's inputs x, b and c."""
+        refuse_exact("state-space layers")
         z, x, b, c, dt = contract_gathered(
             x,
             ("batch seq embed, embed ssm_heads ssm_head_dim -> batch seq ssm_heads ssm_head_dim", self.w_z),

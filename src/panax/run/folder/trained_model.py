@@ -87,6 +87,7 @@ class LoadedModel:
         at_least: int = 0,
         mesh: MeshShape | None = None,
         dtype: str | None = None,
+        drafts: int = 0,
     ) -> GenerationEngine:
         """Create an engine that generates with the model; see `panax.generate.GenerationEngine`.
 
@@ -94,6 +95,7 @@ class LoadedModel:
             at_least: In place of `length`: a row has this many positions, or a few more.
             mesh: Shard weights and rows over a mesh; None for one device.
             dtype: Dtype of activations and caches; float32 by default.
+            drafts: See `GenerationEngine`.
 
         Raises:
             LayoutError: A weight is not divisible over the mesh, or there are not enough devices.
@@ -101,7 +103,7 @@ class LoadedModel:
         """
         check_generates(self.text_model)
         model = self.text_model if mesh is None else place_text_model(self.text_model, mesh)
-        return create_engine(model, rows=rows, length=length, at_least=at_least, dtype=dtype)
+        return create_engine(model, rows=rows, length=length, at_least=at_least, dtype=dtype, drafts=drafts)
 
     def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
         """Compute losses and metrics on the data that the run held out, or on `data`; as `panax.evaluate`."""

@@ -89,7 +89,13 @@ def place_text_model(model: TextModel, shape: MeshShape) -> TextModel:
 
 
 def create_engine(
-    model: TextModel, *, rows: int = 8, length: int | None = None, at_least: int = 0, dtype: str | None = None
+    model: TextModel,
+    *,
+    rows: int = 8,
+    length: int | None = None,
+    at_least: int = 0,
+    dtype: str | None = None,
+    drafts: int = 0,
 ) -> GenerationEngine:
     """Create an engine that generates with a model, on its mesh.
 
@@ -97,7 +103,7 @@ def create_engine(
     generates on one device.
 
     Args:
-        rows, length: See `GenerationEngine`.
+        rows, length, drafts: See `GenerationEngine`.
         at_least: In place of `length`: a row has this many positions, rounded up so that prompts of similar length
             share programs, unless the model is for fewer.
         dtype: Dtype of activations and caches; by default float32, and with `exact_policy` that of training.
@@ -120,7 +126,9 @@ def create_engine(
         incremental = place_model(task, params, state, dtype, placement)
     if at_least:
         length = min(-(-at_least // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, incremental.max_length)
-    return GenerationEngine(incremental, tokenizer, rows=rows, length=length, placement=placement, kernels=kernels)
+    return GenerationEngine(
+        incremental, tokenizer, rows=rows, length=length, placement=placement, kernels=kernels, drafts=drafts
+    )
 
 
 def generate_text(
