@@ -1,4 +1,4 @@
-"""An engine on a mesh generates what it does on one device, with equal bits for any neighbors and any row."""
+"""An engine on a mesh generates as on one device, with equal bits for any neighbors and any row."""
 
 import dataclasses
 
@@ -104,7 +104,7 @@ def test_every_mesh_generates_what_one_device_does(name, index):
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["windows", "experts"])
 def test_bfloat16_stays_near_the_training_forward_pass(name):
-    """The bounds of a policy that is trained on what it generated, on the mesh where sums are cut the most."""
+    """The bounds of a policy that is trained on its own answers, on the mesh with the most parts of sums."""
     task, params, state = build(name)
     engine = create(task, params, state, place(task, params, {"expert": 2, "tensor": 4}), "bfloat16")
     asked = [GenerationRequest((seed, 5), Sampling(tokens=48, seed=seed)) for seed in range(6)]
@@ -130,7 +130,7 @@ def test_bfloat16_stays_near_the_training_forward_pass(name):
 
 
 def test_rows_are_copied_within_their_group_only():
-    """A shared beginning is reused where it lies, and the answers have the bits of one that is not reused."""
+    """A shared beginning is reused in its own group, and the answers have the bits of one that is not reused."""
     task, params, state = build("windows")
     placement = place(task, params, {"fsdp": 2})
     assert count_row_groups(placement) == 2

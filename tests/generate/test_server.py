@@ -113,7 +113,7 @@ def test_log_probabilities_of_prompt_and_answer(server, engine):
 def test_a_scored_prompt_is_followed_by_a_token_even_if_that_ends_the_answer(engine, monkeypatch):
     """As lm-eval's client expects, which drops the last log-probability."""
     monkeypatch.setattr(Letters, "end_ids", tuple(range(256)))
-    running = Running(engine)
+    running = Running(engine, Letters())
     try:
         scored = {"prompt": "abcd", "max_tokens": 1, "temperature": 0, "logprobs": 1}
         [choice] = running.ask("/v1/completions", **scored, echo=True)["choices"]

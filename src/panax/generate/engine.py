@@ -86,8 +86,8 @@ class GenerationEngine:
         self._model, self._tokenizer = model, tokenizer
         if drafts < 0 or (drafts and not model.shares_prefixes):
             raise RecipeError(
-                f"drafts={drafts}; expected 0 or more, and 0 for a model with recurrent layers, whose state can't return to the "
-                f"last token that is kept"
+                f"drafts={drafts}; expected 0 or more, and 0 for a model with recurrent layers: their state can't return to "
+                f"the last token that is kept"
             )
         self._drafts = drafts
         self._limit, self._chunk = length, min(chunk, length)

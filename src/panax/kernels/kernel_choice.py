@@ -27,8 +27,8 @@ class Kernels(Validated):
             one.
         matmul: All other matmuls with weights: xla, c, mkl, or a registered one.
         row_sums: Gradients of biases: xla, c, mkl, or a registered one.
-        exact_policy: True to compute each token with equal bits in training and in generation, by kernels whose
-            result for a row depends on that row alone. On CPU, for layouts that split rows and weights (replica,
+        exact_policy: True to compute each token with equal bits in training and in generation, by kernels that compute
+            a row from that row alone. On CPU, for layouts that split rows and weights (replica,
             fsdp, expert); the other fields must be "auto".
 
     >>> Kernels(attention="blokwise")

@@ -28,7 +28,7 @@ NAMED = "it is named"
 """The reason of a choice made by a recipe or a caller."""
 
 EXACT = "exact"
-"""Name of the kernels whose result for a row depends on that row alone, bit by bit."""
+"""Name of the kernels that compute a row from that row alone, bit by bit."""
 
 TIMED = "timing found it fastest"
 """The reason of a choice made by timing."""
@@ -56,7 +56,7 @@ class Kernel:
         limit: Returns why it does not support a case on a target, or None.
         avoid: Returns why it is not chosen by default although it supports the case, or None.
         missing: Returns the library or tool that this machine lacks to build it, or None.
-        strict: True if no other kernel may take its place where it is named and does not support a case.
+        strict: True if a recipe that names it accepts no other kernel, even in cases that it does not support.
     """
 
     work: str

@@ -11,7 +11,7 @@ import pytest
 from panax.core import RecipeError
 from panax.core.layout.target import Target
 from panax.kernels import Kernels, attention, use_kernels
-from panax.kernels.attention.cached import CachedKeys, cached_attention
+from panax.kernels.attention.key_cache import CachedKeys, cached_attention
 from panax.kernels.attention.mask import MaskRule
 from panax.kernels.attention.operands import ScoreRule
 from panax.kernels.attention.reference import reference_attention

@@ -33,8 +33,8 @@ from ..recipes import built_in_recipes
 HELP = """\
   --data PATH...    train on these files, folders or globs of text
   --lora RANK       train adapters of this rank beside a decoder's matrices
-  --tasks FILE...   ask the model these questions, every --tasks-every N steps and at
-                    the end
+  --tasks FILE...   ask the model these questions at the end, and every
+                    --tasks-every N steps
   --fresh           train from step 0; an earlier run is set aside
   --accept-changes  resume with other settings or data
   --check           measure the hardware first, and stop if something is odd

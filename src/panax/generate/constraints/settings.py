@@ -91,7 +91,7 @@ class Grammar(Validated):
 
 
 Constraint = JsonSchema | Regex | Grammar
-"""What an answer has to be."""
+"""The texts that an answer may be."""
 
 
 def _check_length(what: str, text: str, limit: int) -> None:

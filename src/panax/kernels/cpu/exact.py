@@ -1,5 +1,5 @@
-"""Kernels on CPU whose result for a row depends on that row alone, bit by bit: not on the number of rows, on their neighbors, or
-on the shape of the program. Named "exact", for every kind of work that they do.
+"""Kernels on CPU that compute a row from that row alone, bit by bit: not from the number of rows, their neighbors, or the
+shape of the program. Named "exact", for every kind of work that they do.
 
 A program that trains and one that generates compute equal bits with these, in spite of their different shapes.
 The C files' products sum over k in one order for each element; attention visits keys in blocks that begin at the
@@ -16,9 +16,10 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from panax.core.errors import RecipeError
 from panax.core.layout.target import Target
 from panax.kernels.attention.blockwise import AttentionPasses
-from panax.kernels.attention.cached import CachedKeys
+from panax.kernels.attention.key_cache import CachedKeys
 from panax.kernels.attention.layout import ScoreBlocks
 from panax.kernels.attention.operands import AttentionOperands, ScoreRule
 from panax.kernels.cpu.attention import native_backward
@@ -27,7 +28,7 @@ from panax.kernels.cpu.grouped_matmul import native_grouped_outer, native_groupe
 from panax.kernels.cpu.native import OWN, call_native, unavailable_reason
 from panax.kernels.cpu.products import native_product
 from panax.kernels.grouped.grouped_matmul import GroupedMatmul
-from panax.kernels.registry import EXACT, Kernel, refuse_exact, register
+from panax.kernels.registry import EXACT, Kernel, register
 from panax.kernels.row_functions import NormParameters, NormRule, normalize_by_xla
 
 KEY_BLOCK = 512
@@ -67,7 +68,10 @@ def row_attention(
     """Compute `flash_forward` for causal attention within rows; equal segments must be adjacent."""
     q, k, v, segments, _ = operands
     if not scores.mask.causal or scores.mask.offset or q.shape[1] != k.shape[1]:
-        refuse_exact("attention that is not causal, or over rows that are split over devices")
+        raise RecipeError(
+            "kernels.exact_policy has no kernels for attention that is not causal, or over rows that are split over devices; "
+            "remove it for this model or mesh"
+        )
     call = call_native("panax_row_attention", _attention_results(q, result_dtype))
     packed = () if segments is None else (segments.astype(jnp.int32),)
     out, logsumexp = call(q, k, v, *packed, **_score_attributes(scores))

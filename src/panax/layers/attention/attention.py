@@ -19,7 +19,7 @@ from ...core import (
 from ...core.layout.layout import axis_size, current_layout, row_order
 from ...core.layout.requirements import AllToAllRequirement
 from ...kernels.attention.attention import AttentionOptions, attention
-from ...kernels.attention.cached import CachedKeys, cached_attention
+from ...kernels.attention.key_cache import CachedKeys, cached_attention
 from ...kernels.attention.mask import MaskRule
 from ...kernels.attention.operands import ScoreRule
 from ...parallel.context import ContextAxis

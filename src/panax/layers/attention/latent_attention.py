@@ -20,7 +20,7 @@ from ...core.errors import RecipeError
 from ...core.layout.requirements import AllToAllRequirement
 from ...core.validation import Validated
 from ...kernels.attention.attention import AttentionOptions
-from ...kernels.attention.cached import attended_mask
+from ...kernels.attention.key_cache import attended_mask
 from ...kernels.registry import refuse_exact
 from ...parallel.context_choice import ContextAttention
 from ...spmd import all_gather_sequence, contract, gather

@@ -19,6 +19,7 @@ from ...kernels.attention.mask import MaskRule
 from ...kernels.attention.operands import ScoreRule
 from ...kernels.attention.reference import reference_attention
 from ...kernels.product import MatmulCase
+from ...kernels.registry import EXACT
 from ...parallel.context import ContextAxis, zigzag_order
 from ...parallel.context_choice import ContextCase
 from .comparison import (
@@ -74,7 +75,9 @@ def check_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
 
 def check_partial_attention(kernel: Kernel, dtype: str, sizes: Sizes) -> Figures:
     """Check a kernel for "partial attention", in blockwise attention."""
-    cases = dict.fromkeys(VARIANTS, MatmulCase(dtype=dtype, large=True, local=True))
+    # Exact kernels are for causal attention alone.
+    variants = [each for each in VARIANTS if each.causal or kernel.name != EXACT]
+    cases = dict.fromkeys(variants, MatmulCase(dtype=dtype, large=True, local=True))
 
     def attend(options: Options) -> Callable[..., Any]:
         def run(q: Any, k: Any, v: Any, segments: Any) -> Any:

@@ -20,6 +20,7 @@ from .attention import check_adapted_attention, check_attention, check_context_a
 from .comparison import local_target, run_kernel, select_supported, worst_error_share
 from .convolution import check_convolution
 from .parts import Case, CaseSkipped, Figures
+from .rows import check_cached_attention, check_logsumexp, check_materialize, check_norm, check_softmax
 from .scans import scan_cases
 from .sizes import Sizes
 
@@ -184,6 +185,11 @@ CHECKS: dict[str, Check] = {
     "convolution": check_convolution,
     "row sums": check_row_sums,
     "wall": check_wall,
+    "norm": check_norm,
+    "softmax": check_softmax,
+    "logsumexp": check_logsumexp,
+    "materialize": check_materialize,
+    "cached attention": check_cached_attention,
     WORK: check_codes,
 }
 """Kind of work to the check that compares one of its kernels with its definition."""

@@ -48,9 +48,89 @@ static inline void pack(uint32_t *restrict panel, const struct operand *o, int r
   }
 }
 
+static inline vec load_some_words(const char *x, int count) {
+  uint32_t words[LANES] = {0};
+  memcpy(words, x, sizeof(uint32_t) * count);
+  return load(words);
+}
+
+/* Words `w` of `columns` columns of op(B), one row of a panel, from the matrix itself: its columns lie one after the other. */
+static inline vec load_words(const struct operand *b, int p, int w, int deep, int column, int columns, const enum kind kind) {
+  if (kind == FLOATS) {
+    const char *x = b->x + 4 * ((size_t)(p + w) * b->p_step + column);
+    return columns < LANES ? load_some_words(x, columns) : load(x);
+  }
+  uint32_t words[LANES] = {0};
+  const int first = kind == PAIRS ? 2 * w : w;
+  const uint16_t *x = (const uint16_t *)(b->x + 2 * ((size_t)(p + first) * b->p_step + column)), *y = x + b->p_step;
+  const int has_partner = kind == PAIRS && first + 1 < deep;
+  if (columns >= LANES) {
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+    typedef uint32_t wholes __attribute__((vector_size(4 * LANES)));
+    const wholes low = __builtin_convertvector(*(const halves *)x, wholes);
+    if (kind == WIDENED) return (vec)(low << 16);
+    return has_partner ? (vec)(low | __builtin_convertvector(*(const halves *)y, wholes) << 16) : (vec)low;
+  }
+  for (int i = 0; i < columns; i++)
+    words[i] = kind == WIDENED ? (uint32_t)x[i] << 16 : x[i] | (has_partner ? (uint32_t)y[i] << 16 : 0);
+  return load(words);
+}
+
+enum { STEP = 4 }; /* Rows of B that are read side by side. */
+
+/* The sums of a tile over STEP words or fewer: the same additions as those of a product of panels. */
+static inline void add_words(vec *sums, const uint32_t *panel_a, const struct operand *b, int p, int w, int count, int deep, int column,
+                             int columns, const enum kind kind, const int rows) {
+  vec s[ROWS][VECTORS];
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < VECTORS; j++) s[i][j] = sums[i * VECTORS + j];
+  for (int step = 0; step < count; step++) {
+    const uint32_t *a = panel_a + (size_t)(w + step) * ROWS;
+#pragma GCC unroll 3
+    for (int j = 0; j < VECTORS; j++) {
+      const int left = columns - j * LANES;
+      if (left <= 0) break;
+      const vec right = load_words(b, p, w + step, deep, column + j * LANES, left, kind);
+#pragma GCC unroll 12
+      for (int i = 0; i < rows; i++) s[i][j] = kind == PAIRS ? add_pairs(s[i][j], a[i], right) : s[i][j] + number(a[i]) * right;
+    }
+  }
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < VECTORS; j++) sums[i * VECTORS + j] = s[i][j];
+}
+
+/* A product of few rows reads B once, in the order in which it lies, and copies none of it: that takes longer than the product. */
+static inline void few_rows(const struct operand *a, const struct operand *b, int m, int n, int k, float alpha, float beta, float *c,
+                            int ldc, const enum kind kind, const int rows) {
+  const int block_k = kind == PAIRS ? 2 * BLOCK_WORDS : BLOCK_WORDS;
+  uint32_t *panel_a = thread_memory(PANELS, sizeof(uint32_t) * (WORDS_A + WORDS_B));
+  vec *sums = (vec *)(panel_a + WORDS_A);
+  for (int p = 0; !p || p < k; p += block_k) {
+    const int deep = least(block_k, k - p), words = kind == PAIRS ? (deep + 1) / 2 : deep;
+    pack(panel_a, a, 0, p, m, ROWS, deep, kind);
+    for (int column = 0; column < n; column += BLOCK_N) {
+      const int wide = least(BLOCK_N, n - column), tiles = (wide + COLUMNS - 1) / COLUMNS;
+      memset(sums, 0, sizeof(vec) * tiles * ROWS * VECTORS);
+      for (int w = 0; w < words; w += STEP)
+        for (int tile = 0; tile < tiles; tile++)
+          add_words(sums + tile * ROWS * VECTORS, panel_a, b, p, w, least(STEP, words - w), deep, column + tile * COLUMNS,
+                    least(COLUMNS, wide - tile * COLUMNS), kind, rows);
+      for (int tile = 0; tile < tiles; tile++)
+        store((vec(*)[VECTORS])(sums + tile * ROWS * VECTORS), c + column + tile * COLUMNS, ldc, m,
+              least(COLUMNS, wide - tile * COLUMNS), alpha, p ? 1.0f : beta);
+    }
+  }
+}
+
 static inline void gemm(const struct operand *a, const struct operand *b, int m, int n, int k, float alpha, float beta, float *c,
                         int ldc, const enum kind kind) {
   const int block_k = kind == PAIRS ? 2 * BLOCK_WORDS : BLOCK_WORDS;
+  if (b->row_step == 1 && m <= ROWS) {
+    if (m == 1) few_rows(a, b, m, n, k, alpha, beta, c, ldc, kind, 1);
+    else if (m <= ROWS / 2) few_rows(a, b, m, n, k, alpha, beta, c, ldc, kind, ROWS / 2);
+    else few_rows(a, b, m, n, k, alpha, beta, c, ldc, kind, ROWS);
+    return;
+  }
   vec sum[ROWS][VECTORS];
   uint32_t *panels_a = thread_memory(PANELS, sizeof(uint32_t) * (WORDS_A + WORDS_B)), *panels_b = panels_a + WORDS_A;
   for (int p = 0; !p || p < k; p += block_k) { /* Once at least: a sum of nothing is zero. */
