@@ -39,8 +39,8 @@ class DraftLookup:
     def guess(self, count: int) -> list[int]:
         """Return `count` tokens that followed the last ones before, or none.
 
-        A repetition continues: after 1, 2, 1, 2
-        follow 1, 2, 1."""
+        A repetition continues: after 1, 2, 1, 2 follow 1, 2, 1.
+        """
         for size in range(min(LONGEST, len(self._tokens)), 0, -1):
             place = self._places.get(tuple(self._tokens[-size:]))
             if place is not None:

@@ -20,8 +20,9 @@ from ...core.protocols import IncrementalModel
 from ...layers import Context
 from ...layers.block import Block
 from ...layers.stack import split_state_by_stack
+from ...spmd import contract
 from ...spmd.weights import is_wrapped_weight
-from .logits import gather_logits
+from .logits import finish_logits
 from .model import Decoder, layer_state
 
 
@@ -31,13 +32,15 @@ class IncrementalDecoder(IncrementalModel):
     """A decoder whose stacks are taken apart.
 
     Attributes:
-        outer: The decoder without its layers.
+        outer: The decoder without its layers and its head.
+        head: The output matrix, inputs first: a product with few rows reads it in the order in which it lies.
         layers: Each layer with its own arrays.
         states: Each layer's part of the model state; None for layers without any.
         dtype: Dtype of activations and caches.
     """
 
     outer: Decoder
+    head: Any
     layers: tuple[Block, ...]
     states: tuple[Any, ...]
     dtype: str = dataclasses.field(metadata={"static": True})
@@ -68,7 +71,10 @@ class IncrementalDecoder(IncrementalModel):
                     layers.append(layer)
                     states.append(layers_state)
         outer = _cast_matrices(dataclasses.replace(model, stacks=()), dtype)
-        return cls(outer, tuple(_cast_matrices(layer, dtype) for layer in layers), tuple(states), dtype)
+        head = outer.output_table.T
+        # Its own table, if there is one, is not kept twice.
+        outer = dataclasses.replace(outer, head=None)
+        return cls(outer, head, tuple(_cast_matrices(layer, dtype) for layer in layers), tuple(states), dtype)
 
     @property
     def vocab_size(self) -> int:
@@ -86,7 +92,11 @@ class IncrementalDecoder(IncrementalModel):
     def axes(self) -> "IncrementalDecoder":
         states = jax.tree.map(lambda leaf: (None,) * leaf.ndim, self.states)
         return IncrementalDecoder(
-            logical_axes(self.outer), tuple(logical_axes(layer) for layer in self.layers), states, self.dtype
+            logical_axes(self.outer),
+            ("embed", "vocab"),
+            tuple(logical_axes(layer) for layer in self.layers),
+            states,
+            self.dtype,
         )
 
     @property
@@ -112,7 +122,9 @@ class IncrementalDecoder(IncrementalModel):
 
     def logits(self, hidden: Float[Array, "*rows width"]) -> Float[Array, "*rows vocab"]:
         flat = hidden.reshape(1, -1, hidden.shape[-1])
-        return gather_logits(self.outer, flat).reshape(*hidden.shape[:-1], -1)
+        equation = "batch seq embed, embed vocab -> batch seq vocab"
+        logits = contract(equation, flat, self.head, out_dtype=jnp.float32)
+        return finish_logits(self.outer, logits).reshape(*hidden.shape[:-1], -1)
 
 
 def _cast_matrices(module: Any, dtype: str) -> Any:

@@ -16,9 +16,12 @@ def gather_logits(model: Decoder, hidden: Float[Array, "batch residual embed"]) 
     differentiable.
     """
     hidden, table = jax.lax.stop_gradient((hidden, model.output_table))
-    logits = contract(
-        "batch seq embed, vocab embed -> batch seq vocab", all_gather_sequence(hidden), table, out_dtype=jnp.float32
-    )
+    equation = "batch seq embed, vocab embed -> batch seq vocab"
+    return finish_logits(model, contract(equation, all_gather_sequence(hidden), table, out_dtype=jnp.float32))
+
+
+def finish_logits(model: Decoder, logits: Float[Array, "batch seq vocab"]) -> Float[Array, "batch seq vocab"]:
+    """Gather logits over a sharded vocabulary, without its padding, and apply the cap."""
     layout = current_layout()
     axes = () if layout is None else layout.compute(("vocab",))[0]
     logits = all_gather(logits, axes, logits.ndim - 1)[..., : model.config.vocab_size]

@@ -76,26 +76,29 @@ static inline vec load_words(const struct operand *b, int p, int w, int deep, in
   return load(words);
 }
 
-enum { STEP = 4 }; /* Rows of B that are read side by side. */
+enum { STEP = 8 }; /* Rows of B that are read side by side. */
 
 /* The sums of a tile over STEP words or fewer: the same additions as those of a product of panels. */
 static inline void add_words(vec *sums, const uint32_t *panel_a, const struct operand *b, int p, int w, int count, int deep, int column,
                              int columns, const enum kind kind, const int rows) {
   vec s[ROWS][VECTORS];
+#pragma GCC unroll 12
   for (int i = 0; i < rows; i++)
+#pragma GCC unroll 3
     for (int j = 0; j < VECTORS; j++) s[i][j] = sums[i * VECTORS + j];
   for (int step = 0; step < count; step++) {
     const uint32_t *a = panel_a + (size_t)(w + step) * ROWS;
 #pragma GCC unroll 3
     for (int j = 0; j < VECTORS; j++) {
       const int left = columns - j * LANES;
-      if (left <= 0) break;
-      const vec right = load_words(b, p, w + step, deep, column + j * LANES, left, kind);
+      const vec right = left > 0 ? load_words(b, p, w + step, deep, column + j * LANES, left, kind) : (vec){0};
 #pragma GCC unroll 12
       for (int i = 0; i < rows; i++) s[i][j] = kind == PAIRS ? add_pairs(s[i][j], a[i], right) : s[i][j] + number(a[i]) * right;
     }
   }
+#pragma GCC unroll 12
   for (int i = 0; i < rows; i++)
+#pragma GCC unroll 3
     for (int j = 0; j < VECTORS; j++) sums[i * VECTORS + j] = s[i][j];
 }
 
@@ -127,7 +130,9 @@ static inline void gemm(const struct operand *a, const struct operand *b, int m,
   const int block_k = kind == PAIRS ? 2 * BLOCK_WORDS : BLOCK_WORDS;
   if (b->row_step == 1 && m <= ROWS) {
     if (m == 1) few_rows(a, b, m, n, k, alpha, beta, c, ldc, kind, 1);
-    else if (m <= ROWS / 2) few_rows(a, b, m, n, k, alpha, beta, c, ldc, kind, ROWS / 2);
+    else if (m <= 3) few_rows(a, b, m, n, k, alpha, beta, c, ldc, kind, 3);
+    else if (m <= 4) few_rows(a, b, m, n, k, alpha, beta, c, ldc, kind, 4);
+    else if (m <= 8 && ROWS >= 8) few_rows(a, b, m, n, k, alpha, beta, c, ldc, kind, 8);
     else few_rows(a, b, m, n, k, alpha, beta, c, ldc, kind, ROWS);
     return;
   }
