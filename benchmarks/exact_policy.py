@@ -1,8 +1,8 @@
-"""The cost of equal bits in training and generation: `python benchmarks/exact_policy.py [--dtype float32|bfloat16] [--rounds 5]`.
+"""The cost of equal bits in training and generation: `python benchmarks/exact_policy.py [--dtype bfloat16] [--rounds 5]`.
 
-A decoder of 15 million parameters, with the kernels that are the fastest here and with `exact_policy`, one after the other in each
-round: gradients of four packed rows of 512 tokens, and answers of 64 tokens to 16 prompts of 128 in eight rows. Prints medians
-of the rounds and their ratios, and the largest difference of a token's log-probability between generation and training.
+A decoder of 15 million parameters, with the kernels that are the fastest here and with `exact_policy`, one after the other in
+each round: gradients of four packed rows of 512 tokens, and answers of 64 tokens to 16 prompts of 128 in eight rows. Prints
+medians of the rounds and their ratios, and the largest difference of a token's log-probability between generation and training.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """Grouped-query attention with the options of current decoder models."""
 
+import functools
 import math
 from typing import Any, Literal, NamedTuple
 
@@ -279,4 +280,9 @@ def write_positions(
     def write(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, start, axis=axis)
 
-    return jax.vmap(write)(cache, new.astype(cache.dtype), start)
+    new = new.astype(cache.dtype)
+    if cache.dtype != jnp.bfloat16:
+        return jax.vmap(write)(cache, new, start)
+    # As integers: XLA on CPU would convert the whole cache to float32 and back.
+    as_bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint16)
+    return jax.lax.bitcast_convert_type(jax.vmap(write)(as_bits(cache), as_bits(new), start), jnp.bfloat16)

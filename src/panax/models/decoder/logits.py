@@ -20,7 +20,7 @@ def gather_logits(model: Decoder, hidden: Float[Array, "batch residual embed"]) 
     return finish_logits(model, contract(equation, all_gather_sequence(hidden), table, out_dtype=jnp.float32))
 
 
-def finish_logits(model: Decoder, logits: Float[Array, "batch seq vocab"]) -> Float[Array, "batch seq vocab"]:
+def finish_logits(model: Decoder, logits: Float[Array, "batch seq shard"]) -> Float[Array, "batch seq vocab"]:
     """Gather logits over a sharded vocabulary, without its padding, and apply the cap."""
     layout = current_layout()
     axes = () if layout is None else layout.compute(("vocab",))[0]
