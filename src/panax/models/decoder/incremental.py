@@ -22,7 +22,7 @@ from ...layers.block import Block
 from ...layers.stack import split_state_by_stack
 from ...spmd import contract
 from ...spmd.weights import is_wrapped_weight
-from .logits import finish_logits
+from .logits import finish_logits, gather_logits
 from .model import Decoder, layer_state
 
 
@@ -33,7 +33,8 @@ class IncrementalDecoder(IncrementalModel):
 
     Attributes:
         outer: The decoder without its layers and its head.
-        head: The output matrix, inputs first: a product with few rows reads it in the order in which it lies.
+        head: The output matrix, inputs first: a product with few rows reads it in the order in which it lies. None for
+            one that is computed from parts, which stays in `outer`.
         layers: Each layer with its own arrays.
         states: Each layer's part of the model state; None for layers without any.
         dtype: Dtype of activations and caches.
@@ -71,9 +72,10 @@ class IncrementalDecoder(IncrementalModel):
                     layers.append(layer)
                     states.append(layers_state)
         outer = _cast_matrices(dataclasses.replace(model, stacks=()), dtype)
-        head = outer.output_table.T
-        # Its own table, if there is one, is not kept twice.
-        outer = dataclasses.replace(outer, head=None)
+        head = None
+        if not is_wrapped_weight(outer.output_table):
+            # Its own table, if there is one, is not kept twice.
+            head, outer = outer.output_table.T, dataclasses.replace(outer, head=None)
         return cls(outer, head, tuple(_cast_matrices(layer, dtype) for layer in layers), tuple(states), dtype)
 
     @property
@@ -93,7 +95,7 @@ class IncrementalDecoder(IncrementalModel):
         states = jax.tree.map(lambda leaf: (None,) * leaf.ndim, self.states)
         return IncrementalDecoder(
             logical_axes(self.outer),
-            ("embed", "vocab"),
+            None if self.head is None else ("embed", "vocab"),
             tuple(logical_axes(layer) for layer in self.layers),
             states,
             self.dtype,
@@ -122,6 +124,8 @@ class IncrementalDecoder(IncrementalModel):
 
     def logits(self, hidden: Float[Array, "*rows width"]) -> Float[Array, "*rows vocab"]:
         flat = hidden.reshape(1, -1, hidden.shape[-1])
+        if self.head is None:
+            return gather_logits(self.outer, flat).reshape(*hidden.shape[:-1], -1)
         equation = "batch seq embed, embed vocab -> batch seq vocab"
         logits = contract(equation, flat, self.head, out_dtype=jnp.float32)
         return finish_logits(self.outer, logits).reshape(*hidden.shape[:-1], -1)
