@@ -123,6 +123,26 @@ def test_a_common_beginning_is_computed_once_and_changes_no_bit(models):
         assert together[0].tokens != together[1].tokens, "the answers of one request have seeds of their own"
 
 
+def test_scores_of_continuations_share_their_beginning_and_change_no_bit(models):
+    engine = models["windows"][1]
+    beginning = prompt(2 * CHUNK + 4, 11)
+    prompts = [beginning + prompt(n, n) for n in (2, 5, 9)]
+    scored = {"tokens": 1, "temperature": 0.0, "prompt_log_probabilities": True}
+    alone = [engine.generate([GenerationRequest(each, Sampling(**scored))])[0] for each in prompts]
+    for first, shared in ((len(beginning), 2 * CHUNK), (2 * CHUNK, CHUNK), (2 * CHUNK + 1, 2 * CHUNK), (1, 0)):
+        engine.generate([GenerationRequest(prompt(30, 90 + n), Sampling(tokens=1)) for n in range(ROWS)])
+        # All at once: the second and the third wait for the beginning of the first.
+        sampling = Sampling(**scored, scored_from=first)
+        together = engine.generate([GenerationRequest(each, sampling) for each in prompts])
+        assert [each.prompt_tokens for each in together] == [each.prompt_tokens[first - 1 :] for each in alone]
+        assert [each.tokens for each in together] == [each.tokens for each in alone]
+        assert [each.reused for each in together] == [0, shared, shared]
+    [nothing] = engine.generate([GenerationRequest(prompts[0], Sampling(**scored, scored_from=60))])
+    assert nothing.prompt_tokens == () and nothing.tokens == alone[0].tokens
+    with pytest.raises(RecipeError, match="scored_from=0; expected 1 or more"):
+        Sampling(**scored, scored_from=0)
+
+
 def test_no_request_compiles_a_program(models):
     from panax.generate import programs
 

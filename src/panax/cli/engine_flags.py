@@ -5,11 +5,12 @@ from typing import Any
 
 from ..generate import GenerationEngine
 from ..mesh import MeshShape
-from ..mesh.rules import MESH_AXES
 from ..run.folder.trained_model import LoadedModel
 from .parser import Parser
 
 DTYPES = ("float32", "bfloat16")
+MESH_FLAGS = {"tensor": "heads and widths", "expert": "experts, and rows,", "fsdp": "rows"}
+"""The mesh axes of generation, and what each splits: other axes would split rows too."""
 
 
 def add_engine_flags(parser: Parser) -> None:
@@ -25,8 +26,7 @@ def add_engine_flags(parser: Parser) -> None:
         help="guess N tokens from earlier ones and check them at once: faster for answers that repeat their prompt "
         "(default: 0)",
     )
-    for axis in MESH_AXES:
-        use = {"tensor": "heads and widths", "expert": "experts, and rows"}.get(axis, "rows")
+    for axis, use in MESH_FLAGS.items():
         parser.add_argument(
             f"--mesh.{axis}",
             dest=f"mesh_{axis}",
@@ -36,12 +36,16 @@ def add_engine_flags(parser: Parser) -> None:
         )
 
 
+def read_mesh(options: argparse.Namespace) -> MeshShape | None:
+    """Return the mesh of a command; None without a flag for it."""
+    axes: dict[str, Any] = {axis: size for axis in MESH_FLAGS if (size := getattr(options, f"mesh_{axis}")) is not None}
+    return MeshShape(**{"fsdp": 1, **axes}) if axes else None
+
+
 def create_engine(trained: LoadedModel, options: argparse.Namespace, **sizes: Any) -> GenerationEngine:
     """Create the engine of a command.
 
     Args:
         sizes: As for `LoadedModel.create_engine`.
     """
-    axes: dict[str, Any] = {axis: size for axis in MESH_AXES if (size := getattr(options, f"mesh_{axis}")) is not None}
-    mesh = MeshShape(**{"fsdp": 1, **axes}) if axes else None
-    return trained.create_engine(mesh=mesh, dtype=options.dtype, drafts=options.drafts, **sizes)
+    return trained.create_engine(dtype=options.dtype, drafts=options.drafts, **sizes)

@@ -239,8 +239,10 @@ class GenerationEngine:
 
     def _admit(self, answer: PendingAnswer) -> bool:
         """Reserve a row for an answer; return False if no row is free."""
-        shares = self._model.shares_prefixes and not answer.request.sampling.prompt_log_probabilities
-        chosen = choose_rows(self._rows, answer.request.prompt, self._chunk, shares=shares, groups=self._groups)
+        prompt, sampling, shares = answer.request.prompt, answer.request.sampling, self._model.shares_prefixes
+        # A token is scored by the position before it, which is computed for that.
+        shared = prompt[: sampling.scored_from] if sampling.prompt_log_probabilities else prompt
+        chosen = choose_rows(self._rows, shared, self._chunk, shares=shares, groups=self._groups)
         if chosen is None:
             return False
         index, source, length = chosen
@@ -286,7 +288,9 @@ class GenerationEngine:
             if size == self._chunk:
                 row.prefix = answer.request.prompt[: answer.filled]
             if of_scores is not None and answer.request.sampling.prompt_log_probabilities:
-                answer.prompt_scores += read_scores(following, of_scores, group)
+                # `following` ends where the chunk does, and begins one token after it does.
+                skipped = max(0, answer.request.sampling.scored_from - (answer.filled - size + 1))
+                answer.prompt_scores += read_scores(following, of_scores, group)[skipped:]
             if not answer.is_prefilling:
                 events.append(self._accept(row, jax.device_get(drawn), group))
         return events

@@ -3,6 +3,7 @@
 The package is imported with this module alone: `pip install 'panax-jax[eval]'`.
 """
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -132,7 +133,8 @@ class LmEvalModel(TemplateLM):
                 )
             ids = (context + continuation)[-(self.max_length + 1) :]
             num_cut += len(ids) < len(context) + len(continuation)
-            made.append(GenerationRequest(tuple(ids), SCORED))
+            settings = dataclasses.replace(SCORED, scored_from=max(1, len(ids) - len(continuation)))
+            made.append(GenerationRequest(tuple(ids), settings))
         self._warn_of_cuts(num_cut, len(requests), self.max_length + 1)
 
         def read(number: int, completion: Completion) -> tuple[float, bool]:

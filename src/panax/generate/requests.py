@@ -48,8 +48,8 @@ class Completion:
         tokens: The tokens of the answer, without the one that ended it. If a stop text ended it, its last token may
             reach into that text, which `text` does not.
         text: The answer's text; empty without a tokenizer.
-        prompt_tokens: Each prompt token after the first with its log-probability, and the likeliest one in its place, if
-            `prompt_log_probabilities` was requested.
+        prompt_tokens: Each prompt token from `Sampling.scored_from` on with its log-probability, and the likeliest one in
+            its place, if `prompt_log_probabilities` was requested.
         reused: Number of prompt positions that were copied from another request with the same beginning.
         error: The reason of `finish` "error": no token continues the answer under its constraint, or the constraint
             is too complex there. `tokens` and `text` are as far as it came.

@@ -71,6 +71,8 @@ def choose_rows(
 ) -> tuple[int, int, int] | None:
     """Choose a free row for a prompt.
 
+    A prompt waits while another one that begins alike is computed: its turn would not come before.
+
     Args:
         chunk: Size of a chunk; only whole ones are shared, so that a prompt is computed in the same chunks in any
             case. The last token is always computed, since the answer's first token is drawn from it.
@@ -79,18 +81,27 @@ def choose_rows(
 
     Returns:
         The row, the row that holds the longest common beginning (it may be the same one), and its length, 0 without
-        any; None if no row is free.
+        any; None if no row is free, or the prompt waits.
     """
     free = [index for index, row in enumerate(rows) if row.answer is None]
     if not free:
         return None
     size = len(rows) // groups
     with_free = {index // size for index in free}
-    lengths = [common_prefix(row.prefix, prompt[: len(prompt) - 1]) // chunk * chunk if shares else 0 for row in rows]
+    begin = prompt[: len(prompt) - 1]
+    lengths = [common_prefix(row.prefix, begin) // chunk * chunk if shares else 0 for row in rows]
     source = max(
         (index for index in range(len(rows)) if index // size in with_free),
         key=lambda index: (lengths[index], index in free, -index),
     )
+    prefilling = [row.answer.request.prompt for row in rows if row.answer is not None and row.answer.is_prefilling]
+    # Groups run their prompts at the same time, so that waiting for another group would lose a turn.
+    if (
+        shares
+        and groups == 1
+        and any(common_prefix(each, begin) // chunk * chunk > lengths[source] for each in prefilling)
+    ):
+        return None
     if lengths[source] and source in free:
         return source, source, lengths[source]
     waiting = [

@@ -38,6 +38,8 @@ class Sampling(Validated):
             `tokens`, `stop` or `stop_ids`. Top-k and the following settings apply to the tokens that it allows.
         top_log_probabilities: Return this many most likely tokens beside each drawn one, at most 20.
         prompt_log_probabilities: Return the log-probability of each prompt token after the first.
+        scored_from: With `prompt_log_probabilities`, those from this token on; the ones before it may be copied from
+            another request with the same beginning.
     """
 
     tokens: int = 128
@@ -57,6 +59,7 @@ class Sampling(Validated):
     constraint: Constraint | None = None
     top_log_probabilities: int = 0
     prompt_log_probabilities: bool = False
+    scored_from: int = 1
 
     def __post_init__(self) -> None:
         for name, minimum in (("tokens", 1), ("n", 1), ("temperature", 0), ("top_k", 0), ("seed", 0)):
@@ -73,6 +76,10 @@ class Sampling(Validated):
         if not 0 <= self.top_log_probabilities <= MAX_TOP_LOG_PROBABILITIES:
             raise RecipeError(
                 f"top_log_probabilities={self.top_log_probabilities}; expected 0 to {MAX_TOP_LOG_PROBABILITIES}"
+            )
+        if self.scored_from < 1:
+            raise RecipeError(
+                f"scored_from={self.scored_from}; expected 1 or more: nothing precedes the first token of a prompt"
             )
         if self.constraint is not None and self.ignore_end:
             raise RecipeError(

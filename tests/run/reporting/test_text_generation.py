@@ -10,7 +10,7 @@ import tiny
 import tiny_recipe
 
 from panax import fit, load
-from panax.core import Evaluation, RecipeError, Task
+from panax.core import Evaluation, LayoutError, RecipeError, Task
 from panax.core.protocols import IncrementalModel
 from panax.data.text.tokenizer import EncodedText, Tokenizer
 from panax.mesh import MeshShape
@@ -131,3 +131,10 @@ def test_a_run_generates_on_its_mesh_what_its_checkpoint_does_on_one_device(tmp_
     texts = [result.generate(prompt, **settings) for prompt in ("def ", "import json")]
     loaded = load(result.checkpoint)
     assert texts == [loaded.generate(prompt, **settings) for prompt in ("def ", "import json")]
+    sharded = load(result.checkpoint, mesh=MeshShape(fsdp=2, tensor=2))
+    assert texts == [sharded.generate(prompt, **settings) for prompt in ("def ", "import json")]
+    up = sharded.params.stacks[0].blocks[0].feed_forward.w_up
+    # Split over tensor, whole along fsdp: each device has read its part.
+    assert {shard.data.shape for shard in up.addressable_shards} == {(*up.shape[:-1], up.shape[-1] // 2)}
+    with pytest.raises(LayoutError, match="mesh.stage=2: generation has no pipeline; split rows by mesh.fsdp instead"):
+        load(result.checkpoint, mesh=MeshShape(fsdp=1, stage=2))

@@ -6,6 +6,8 @@ import jax
 
 from ...core.errors import RecipeError
 from ...data.text.tokenizer import PretrainedTokenizer, Tokenizer
+from ...mesh import MeshShape, Placement
+from ...mesh.model_places import choose_places
 from ...models import DecoderConfig, DecoderTask
 from .config import config_from
 from .hub import find_model
@@ -18,6 +20,7 @@ class ReleasedDecoder(NamedTuple):
     Attributes:
         where: Text by which the model can be found again: the folder, or the name with the commit.
         state: The task's model state.
+        placement: The mesh of the arrays; None for one device.
     """
 
     where: str
@@ -25,29 +28,34 @@ class ReleasedDecoder(NamedTuple):
     params: Any
     state: Any
     tokenizer: Tokenizer
+    placement: Placement | None = None
 
 
-def read_released_decoder(where: str) -> ReleasedDecoder:
-    """Read a decoder on one device and in float32.
+def read_released_decoder(where: str, mesh: MeshShape | None = None) -> ReleasedDecoder:
+    """Read a decoder in float32.
 
     Args:
         where: A folder in Hugging Face's layout, or ORG/NAME[@REVISION] of a hub.
+        mesh: Read each shard to its device, for generation on a mesh; None for one device.
 
     Raises:
         CheckpointError: There is no such model here, and it can't be downloaded; or a file is damaged.
         RecipeError: Models of this family can't be loaded, or the model is not a decoder.
         DataError: It has no readable tokenizer.
+        LayoutError: A weight is not divisible over the mesh, or there are not enough devices.
     """
     model = find_model(where)
     config = config_from(model.folder)
     if not isinstance(config, DecoderConfig):
         raise RecipeError(f"{where} is a vision transformer, which does not generate; a decoder does")
     task = DecoderTask(model=config)
-    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    abstract = jax.eval_shape(task.init, jax.random.key(0))
+    places = choose_places(task, abstract[0], abstract[1], mesh)
     params, state = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        jax.eval_shape(task.init, jax.random.key(0)),
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        abstract,
+        (places.params, places.state),
     )
     params, state = load(model.folder, task, params, state)
     tokenizer = PretrainedTokenizer(path=str(model.folder)).load().add_generation_config(model.folder)
-    return ReleasedDecoder(model.where, task, params, state, tokenizer)
+    return ReleasedDecoder(model.where, task, params, state, tokenizer, places.placement)

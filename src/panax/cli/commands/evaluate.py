@@ -21,7 +21,7 @@ from ...run.folder.trained_model import load_model
 from ...run.reporting.evaluation import evaluate_loaded_model
 from ...run.reporting.generation import check_generates
 from ...system.replacement import replace_file
-from ..engine_flags import add_engine_flags, create_engine
+from ..engine_flags import add_engine_flags, create_engine, read_mesh
 from ..failures import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -73,7 +73,7 @@ def _evaluate_tasks(options: argparse.Namespace) -> int:
     answers = AnswerFormat(options.pattern)
     check_single_process("panax evaluate")
     start_jax()
-    trained = load_model(options.run, warn, newest=True)
+    trained = load_model(options.run, warn, newest=True, mesh=read_mesh(options))
     model = trained.text_model
     tokenizer = check_generates(model)
     engine = create_engine(trained, options, rows=options.rows, length=options.length)

@@ -25,7 +25,7 @@ from ...generate import (
 from ...job.join import check_single_process
 from ...run.folder.trained_model import LoadedModel, load_model
 from ...run.reporting.generation import check_generates
-from ..engine_flags import add_engine_flags, create_engine
+from ..engine_flags import add_engine_flags, create_engine, read_mesh
 from ..failures import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -40,7 +40,7 @@ def generate(arguments: Sequence[str]) -> int:
     sampling = _sampling(options)
     check_single_process("panax generate")
     start_jax()
-    trained = load_model(options.checkpoint, warn)
+    trained = load_model(options.checkpoint, warn, mesh=read_mesh(options))
     if options.prompts:
         return _answer_file(trained, sampling, options)
     if options.prompt is None:

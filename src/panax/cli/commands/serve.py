@@ -12,7 +12,7 @@ from ...core.install_hints import install_command
 from ...job.join import check_single_process
 from ...run.folder.trained_model import load_model
 from ...run.reporting.generation import check_generates
-from ..engine_flags import add_engine_flags, create_engine
+from ..engine_flags import add_engine_flags, create_engine, read_mesh
 from ..failures import warn
 from ..parser import Parser
 from ..plugins import start_jax
@@ -43,7 +43,7 @@ def serve(arguments: Sequence[str]) -> int:
 
     from ...generate.serving import ServedModel, create_app
 
-    trained = load_model(options.checkpoint, warn)
+    trained = load_model(options.checkpoint, warn, mesh=read_mesh(options))
     model = trained.text_model
     tokenizer = check_generates(model)
     engine = create_engine(trained, options, rows=options.rows, length=options.length)

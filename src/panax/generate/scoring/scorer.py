@@ -119,7 +119,11 @@ def make_requests(
             if question.kind is QuestionKind.TEXT
             else [encode_choice(tokenizer, question, choice) for choice in question.choices]
         )
-        made = [(len(before), GenerationRequest((*before, *after), SCORED)) for before, after in pairs]
+        made = []
+        for before, after in pairs:
+            # Choices share their beginning, which is computed once.
+            settings = dataclasses.replace(SCORED, scored_from=max(1, len(before)))
+            made.append((len(before), GenerationRequest((*before, *after), settings)))
     for _, request in made:
         engine.check(request)
     return made
@@ -152,8 +156,8 @@ class _Outcome(NamedTuple):
 
     @classmethod
     def of(cls, completion: Completion, part: _Part) -> "_Outcome":
-        scored = completion.prompt_log_probabilities[part.before - 1 :]
-        return cls(completion.sample, math.fsum(scored), part.tokens, completion.text, completion.finish)
+        scored = math.fsum(completion.prompt_log_probabilities)
+        return cls(completion.sample, scored, part.tokens, completion.text, completion.finish)
 
 
 def _result(question: Question, outcomes: Sequence[Sequence[_Outcome]], answers: AnswerFormat) -> QuestionResult:

@@ -16,13 +16,14 @@ from ...core.state import average_dtype
 from ...data.text.tokenizer import PretrainedTokenizer, Tokenizer
 from ...generate import GenerationEngine
 from ...kernels import choose_by_timing
-from ...mesh import MeshShape
+from ...mesh import MeshShape, Placement
+from ...mesh.model_places import choose_places
 from ...stores import join_url, open_store
 from ...system import json_reader
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
 from ..reporting.evaluation import evaluate_loaded_model, evaluate_result
-from ..reporting.generation import TextModel, check_generates, create_engine, generate_text, place_text_model
+from ..reporting.generation import TextModel, create_engine, generate_text
 from .attachments import CLASSES, MODEL, RELEASED, TOKENIZER
 from .description import deserialize_task
 from .previous_run import SETTINGS
@@ -40,7 +41,7 @@ def _warned(line: str) -> None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class LoadedModel:
-    """The contents of a checkpoint without optimizer state, on one device.
+    """The contents of a checkpoint without optimizer state, on one device, or for generation on a mesh.
 
     Attributes:
         url: The checkpoint's address.
@@ -51,6 +52,7 @@ class LoadedModel:
         classes: Names of the labels of the run's data, by index; () if they are not known.
         released: The config.json of the released model from which the run began; None if it began otherwise.
         init: The weights from which the run began, as `Experiment.init`.
+        placement: The mesh of the arrays; None for one device.
     """
 
     url: str
@@ -62,6 +64,7 @@ class LoadedModel:
     classes: tuple[str, ...] = ()
     released: dict[str, Any] | None = None
     init: str = ""
+    placement: Placement | None = None
 
     def __repr__(self) -> str:
         return f"LoadedModel({type(self.task).__name__}, {self.url})"
@@ -77,7 +80,7 @@ class LoadedModel:
     @property
     def text_model(self) -> TextModel:
         """Return the values that text is generated with."""
-        return TextModel(self.task, self.params, self.state, self.tokenizer)
+        return TextModel(self.task, self.params, self.state, self.tokenizer, self.placement)
 
     def create_engine(
         self,
@@ -85,7 +88,6 @@ class LoadedModel:
         rows: int = 8,
         length: int | None = None,
         at_least: int = 0,
-        mesh: MeshShape | None = None,
         dtype: str | None = None,
         drafts: int = 0,
     ) -> GenerationEngine:
@@ -93,17 +95,13 @@ class LoadedModel:
 
         Args:
             at_least: In place of `length`: a row has this many positions, or a few more.
-            mesh: Shard weights and rows over a mesh; None for one device.
             dtype: Dtype of activations and caches; float32 by default.
             drafts: See `GenerationEngine`.
 
         Raises:
-            LayoutError: A weight is not divisible over the mesh, or there are not enough devices.
             RecipeError: The model is not a text model with a tokenizer, or a setting is out of range.
         """
-        check_generates(self.text_model)
-        model = self.text_model if mesh is None else place_text_model(self.text_model, mesh)
-        return create_engine(model, rows=rows, length=length, at_least=at_least, dtype=dtype, drafts=drafts)
+        return create_engine(self.text_model, rows=rows, length=length, at_least=at_least, dtype=dtype, drafts=drafts)
 
     def evaluate(self, data: Any = None, batches: int | None = None) -> dict[str, float]:
         """Compute losses and metrics on the data that the run held out, or on `data`; as `panax.evaluate`."""
@@ -131,7 +129,9 @@ def find_checkpoints(where: str, *, newest: bool = False) -> Iterator[Checkpoint
         )
 
 
-def load_model(where: str | Path, say: LogFn = _warned, *, newest: bool = False) -> LoadedModel:
+def load_model(
+    where: str | Path, say: LogFn = _warned, *, newest: bool = False, mesh: MeshShape | None = None
+) -> LoadedModel:
     """Read the model of a checkpoint, by default the best undamaged one; optimizer state is not read.
 
     Args:
@@ -139,17 +139,20 @@ def load_model(where: str | Path, say: LogFn = _warned, *, newest: bool = False)
             `hf:ORG/NAME[@REVISION]`.
         say: Called with a line for each damaged checkpoint; by default it is a warning.
         newest: Read the newest undamaged checkpoint instead of the best.
+        mesh: Read each shard to its device, for generation on a mesh; None for one device.
 
     Raises:
         CheckpointError: There is no checkpoint, all are damaged, or it is of a model that can't be built from
             a file.
+        LayoutError: A weight is not divisible over the mesh, or there are not enough devices.
+        RecipeError: The model generates on one device.
     """
     if str(where).startswith(RELEASED_PREFIX):
-        return _load_released_model(str(where).removeprefix(RELEASED_PREFIX))
+        return _load_released_model(str(where).removeprefix(RELEASED_PREFIX), mesh)
     damaged = None
     for checkpoint in find_checkpoints(str(where), newest=newest):
         try:
-            return read_model(checkpoint)
+            return read_model(checkpoint, mesh)
         except DamagedError as error:
             damaged = error
             say(f"warning: the checkpoint of step {checkpoint.manifest.step} is not used: {error}")
@@ -157,17 +160,19 @@ def load_model(where: str | Path, say: LogFn = _warned, *, newest: bool = False)
     raise damaged
 
 
-def _load_released_model(where: str) -> LoadedModel:
-    """Read a released decoder with its tokenizer, on one device and in float32."""
+def _load_released_model(where: str, mesh: MeshShape | None) -> LoadedModel:
+    """Read a released decoder with its tokenizer, in float32."""
     from ...adapters.huggingface.released_decoder import read_released_decoder
 
-    released = read_released_decoder(where)
+    released = read_released_decoder(where, mesh)
     address = f"{RELEASED_PREFIX}{released.where}"
-    return LoadedModel(address, released.task, released.params, released.state, released.tokenizer)
+    return LoadedModel(
+        address, released.task, released.params, released.state, released.tokenizer, placement=released.placement
+    )
 
 
-def read_model(checkpoint: Checkpoint) -> LoadedModel:
-    """Read the model of this checkpoint.
+def read_model(checkpoint: Checkpoint, mesh: MeshShape | None = None) -> LoadedModel:
+    """Read the model of this checkpoint; the mesh is that of `load_model`.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or of a model that can't be built from a file.
@@ -178,10 +183,8 @@ def read_model(checkpoint: Checkpoint) -> LoadedModel:
     choose_by_timing()
     task = deserialize_task(description, f"{MODEL} of {checkpoint.url}")
     params, model_state = jax.eval_shape(task.init, jax.random.key(0))
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    params, model_state = read_weights(
-        checkpoint, params, model_state, *jax.tree.map(lambda _: place, (params, model_state))
-    )
+    places = choose_places(task, params, model_state, mesh)
+    params, model_state = read_weights(checkpoint, params, model_state, places.params, places.state)
     averaged = any(name.startswith(f"{AVERAGED}.") for name in checkpoint.manifest.arrays)
     return LoadedModel(
         checkpoint.url,
@@ -193,6 +196,7 @@ def read_model(checkpoint: Checkpoint) -> LoadedModel:
         read_class_names(checkpoint),
         _read_released(checkpoint),
         _read_init(checkpoint),
+        places.placement,
     )
 
 

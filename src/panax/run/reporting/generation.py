@@ -1,20 +1,18 @@
 """Text generation with a trained model: any task that generates, with its tokenizer."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core import Task, pair_axes
+from ...core import Task
 from ...core.errors import DataError, RecipeError
 from ...data.text.tokenizer import Tokenizer
 from ...generate import GenerationEngine, GenerationRequest, Sampling, encode_prompt
 from ...generate.shards import place_model
 from ...kernels import Kernels
-from ...mesh import MeshShape, Placement
-from ...mesh.legality import MeshRequirements, check, fit_rules
+from ...mesh import Placement
 
 LENGTH_MULTIPLE = 64
 """Positions to a multiple of which a row is rounded up."""
@@ -58,34 +56,6 @@ def check_generates(model: TextModel) -> Tokenizer:
         lacks = "has no tokenizer" if task.generates else "does not generate"
         raise RecipeError(f"{type(task).__name__} {lacks}; a text model with its tokenizer continues a text")
     return tokenizer
-
-
-def place_text_model(model: TextModel, shape: MeshShape) -> TextModel:
-    """Shard a model that is on one device over a mesh, for generation.
-
-    Args:
-        shape: Sizes of the mesh axes. `tensor` and `expert` split weights; rows are split over all others.
-
-    Raises:
-        LayoutError: A weight is not divisible over the mesh, or there are not enough devices.
-        RecipeError: The task leaves sharding to XLA, and generates on one device.
-    """
-    task, params, state = model.task, model.params, model.state
-    if not task.names_axes:
-        raise RecipeError(f"{type(task).__name__} generates on one device; remove the mesh")
-    arrays = pair_axes(params, task.parameter_axes(params))
-    # No part of a training step: a pipeline's stages have rows of their own here.
-    needs = MeshRequirements(
-        arrays=tuple((name, axes, leaf.shape) for name, leaf, axes in arrays), who=type(task).__name__
-    )
-    placement = Placement.create(dataclasses.replace(shape, stage=1), needs=needs)
-    check(needs, placement.rules, placement.sizes)
-    rules = fit_rules(placement.rules, needs, placement.sizes)
-    placement = dataclasses.replace(placement, rules=rules).for_generation()
-    shardings = placement.storage_shardings(params, task.parameter_axes(params))
-    params = jax.tree.map(lambda leaf, sharding: jax.device_put(_whole(leaf), sharding), params, shardings)
-    state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf), placement.sharding()), state)
-    return model._replace(params=params, state=state, placement=placement)
 
 
 def create_engine(
