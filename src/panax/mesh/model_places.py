@@ -26,7 +26,7 @@ class ModelPlaces(NamedTuple):
 
 
 def choose_places(task: Task, params: Any, state: Any, shape: MeshShape | None) -> ModelPlaces:
-    """Choose where a model's (abstract) parameters and state lie: on the default device, or on a mesh.
+    """Choose the devices of a model's (abstract) parameters and state: the default device, or a mesh.
 
     Args:
         shape: Sizes of the mesh axes. `tensor` and `expert` split weights; rows are split over all but `tensor`.

@@ -136,5 +136,5 @@ def test_a_run_generates_on_its_mesh_what_its_checkpoint_does_on_one_device(tmp_
     up = sharded.params.stacks[0].blocks[0].feed_forward.w_up
     # Split over tensor, whole along fsdp: each device has read its part.
     assert {shard.data.shape for shard in up.addressable_shards} == {(*up.shape[:-1], up.shape[-1] // 2)}
-    with pytest.raises(LayoutError, match="mesh.stage=2: generation has no pipeline; split rows by mesh.fsdp instead"):
+    with pytest.raises(LayoutError, match=r"mesh\.stage=2: generation has no pipeline"):
         load(result.checkpoint, mesh=MeshShape(fsdp=1, stage=2))
