@@ -92,7 +92,7 @@ class Parsed(BaseException):
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_code_runs_and_commands_parse(page, here, monkeypatch):
-    def stop(where: str, say=None, newest=False):
+    def stop(where: str, say=None, newest=False, mesh=None):
         raise Parsed
 
     for command in (panax.cli.commands.generate, panax.cli.commands.export, panax.cli.commands.evaluate):
