@@ -3,7 +3,6 @@
 The package is imported with this module alone: `pip install 'panax-jax[eval]'`.
 """
 
-import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,7 +15,6 @@ from .engine import GenerationEngine
 from .lm_eval_settings import read_settings
 from .prompts import load_template, render_conversation
 from .requests import Completion, GenerationRequest
-from .sampling import Sampling
 
 try:
     from lm_eval import utils
@@ -25,9 +23,6 @@ try:
     from tqdm import tqdm
 except ImportError as error:
     raise RecipeError(f"lm-eval is not installed; install it with: {install_command('eval')}") from error
-
-SCORED = Sampling(tokens=1, temperature=0.0, prompt_log_probabilities=True)
-"""Settings of a request that scores a prompt. The engine draws a token after it, which takes one position."""
 
 Result = TypeVar("Result")
 
@@ -133,8 +128,7 @@ class LmEvalModel(TemplateLM):
                 )
             ids = (context + continuation)[-(self.max_length + 1) :]
             num_cut += len(ids) < len(context) + len(continuation)
-            settings = dataclasses.replace(SCORED, scored_from=max(1, len(ids) - len(continuation)))
-            made.append(GenerationRequest(tuple(ids), settings))
+            made.append(GenerationRequest.to_score(tuple(ids), len(continuation)))
         self._warn_of_cuts(num_cut, len(requests), self.max_length + 1)
 
         def read(number: int, completion: Completion) -> tuple[float, bool]:

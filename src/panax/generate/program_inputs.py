@@ -27,7 +27,7 @@ def stack_chunks(
         chunk: Size of a part.
     """
     nothing = np.zeros(vocab_size, bool), np.zeros(vocab_size, np.float32)
-    prompts = [() if each is None else each.request.prompt[each.filled :] for each in answers]
+    prompts = [() if each is None else each.request.prompt[each.filled : each.filled + chunk + 1] for each in answers]
     histories = [nothing if each is None else (each.in_prompt, each.bias) for each in answers]
     sampling = [each.request.sampling for each in answers if each is not None]
 

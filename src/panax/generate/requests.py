@@ -21,6 +21,14 @@ class GenerationRequest:
     prompt: tuple[int, ...]
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
 
+    @classmethod
+    def to_score(cls, tokens: tuple[int, ...], count: int) -> "GenerationRequest":
+        """Return a request for the log-probabilities of the last `count` tokens. The engine draws a token after them, which
+        takes one position; the tokens before them are computed once for all requests that begin with them."""
+        first = max(1, len(tokens) - count)
+        sampling = Sampling(tokens=1, temperature=0.0, prompt_log_probabilities=True, scored_from=first)
+        return cls(tokens, sampling)
+
 
 @dataclasses.dataclass(frozen=True)
 class GeneratedToken:

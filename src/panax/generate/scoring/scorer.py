@@ -17,9 +17,6 @@ from .answer_format import WHOLE_TEXT, AnswerFormat
 from .questions import Question, QuestionKind, encode_choice, encode_windows, read_questions
 from .results import AnswerResult, QuestionResult, TaskResult
 
-SCORED = Sampling(tokens=1, temperature=0.0, prompt_log_probabilities=True)
-"""Settings of a request that scores a prompt. The engine draws a token after it, which takes one position."""
-
 
 def score_file(
     engine: GenerationEngine,
@@ -119,11 +116,7 @@ def make_requests(
             if question.kind is QuestionKind.TEXT
             else [encode_choice(tokenizer, question, choice) for choice in question.choices]
         )
-        made = []
-        for before, after in pairs:
-            # Choices share their beginning, which is computed once.
-            settings = dataclasses.replace(SCORED, scored_from=max(1, len(before)))
-            made.append((len(before), GenerationRequest((*before, *after), settings)))
+        made = [(len(before), GenerationRequest.to_score((*before, *after), len(after))) for before, after in pairs]
     for _, request in made:
         engine.check(request)
     return made

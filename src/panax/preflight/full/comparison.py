@@ -12,10 +12,11 @@ import numpy as np
 
 from ...core.layout.target import Target, device_target
 from ...kernels import Kernel, use_kernels
+from ...kernels.registry import EXACT
 from ...system.terminal_text import format_elapsed
 from .parts import CaseSkipped, Figures, ResultMismatch
 
-CUSTOM = frozenset({"cudnn", "pallas", "triton", "megablox", "c", "mkl"})
+CUSTOM = frozenset({"cudnn", "pallas", "triton", "megablox", "c", "mkl", EXACT})
 """Panax's kernels that are custom calls in a compiled program: without one, something else would have run."""
 
 PARTITIONING = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement")

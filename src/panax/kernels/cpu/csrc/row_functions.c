@@ -114,33 +114,26 @@ XLA_FFI_Error *panax_norm(XLA_FFI_CallFrame *frame) {
   return 0;
 }
 
-XLA_FFI_Error *panax_softmax(XLA_FFI_CallFrame *frame) {
-  if (only_asked(frame)) return 0;
+/* A function of the first `size` numbers of each row of float32. */
+static XLA_FFI_Error *run_floats(XLA_FFI_CallFrame *frame, void (*run)(const void *work, int piece), int size) {
   const XLA_FFI_Buffer *x = frame->args.args[0];
   const struct row_function work = {
       .x = x->data,
       .out = ((XLA_FFI_Buffer *)frame->rets.rets[0])->data,
       .rows = rows_of(x),
       .columns = (int)x->dims[x->rank - 1],
+      .size = size,
   };
-  if (x->dtype != XLA_FFI_DataType_F32) return refuse(frame, "panax: a softmax of another type than float32");
-  share_out(frame, (work.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, softmax_rows, &work);
+  if (x->dtype != XLA_FFI_DataType_F32 || size > work.columns)
+    return refuse(frame, "panax: a softmax of another type than float32, or past a row's end");
+  share_out(frame, (work.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, run, &work);
   return 0;
 }
 
+XLA_FFI_Error *panax_softmax(XLA_FFI_CallFrame *frame) { return only_asked(frame) ? 0 : run_floats(frame, softmax_rows, 0); }
+
 XLA_FFI_Error *panax_logsumexp(XLA_FFI_CallFrame *frame) {
-  if (only_asked(frame)) return 0;
-  const XLA_FFI_Buffer *x = frame->args.args[0];
-  const struct row_function work = {
-      .x = x->data,
-      .out = ((XLA_FFI_Buffer *)frame->rets.rets[0])->data,
-      .rows = rows_of(x),
-      .columns = (int)x->dims[x->rank - 1],
-      .size = int_attribute(frame, "size"),
-  };
-  if (x->dtype != XLA_FFI_DataType_F32 || work.size > work.columns) return refuse(frame, "panax: a sum of a softmax of another type than float32, or past a row's end");
-  share_out(frame, (work.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, logsumexp_rows, &work);
-  return 0;
+  return only_asked(frame) ? 0 : run_floats(frame, logsumexp_rows, int_attribute(frame, "size"));
 }
 
 #else
