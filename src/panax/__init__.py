@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .metrics.report import report, time_to_loss
     from .plan.goodput import simulate
     from .presets.experiments import preset
-    from .presets.released_model import released_model
+    from .presets.released_model import adapted_model, released_model
     from .run import (
         Experiment,
         Result,
@@ -44,7 +44,7 @@ __getattr__ = lazy_getattr(
         "metrics.report": ("report", "time_to_loss"),
         "plan.goodput": ("simulate",),
         "presets.experiments": ("preset",),
-        "presets.released_model": ("released_model",),
+        "presets.released_model": ("adapted_model", "released_model"),
         "run": ("Experiment", "Result", "check", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
         "run.tools.batch_search": ("find_batch",),
         "run.tools.lr_search": ("find_lr",),
@@ -84,9 +84,7 @@ register_serializable_module(
 register_serializable_module("panax.environments", "Acrobot", "Brax", "CartPole", "GridWorld", "Gymnax", "Pendulum")
 
 __all__ = [
-    "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapters", "add_reference", "check",
-    "compile_step",
-    "evaluate", "find_batch", "find_lr", "fit", "hooks", "is_debugging", "join", "load", "open_run", "preset",
-    "released_model",
-    "report", "simulate", "sweep", "time_to_loss",
+    "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapted_model", "adapters", "add_reference",
+    "check", "compile_step", "evaluate", "find_batch", "find_lr", "fit", "hooks", "is_debugging", "join", "load", "open_run",
+    "preset", "released_model", "report", "simulate", "sweep", "time_to_loss",
 ]  # fmt: skip

@@ -25,6 +25,7 @@ import panax.cli.commands.find
 import panax.cli.commands.generate
 import panax.cli.commands.jobs
 import panax.cli.commands.launch
+import panax.cli.commands.merge
 import panax.cli.commands.report
 import panax.cli.commands.simulate
 import panax.core.errors
@@ -92,10 +93,11 @@ class Parsed(BaseException):
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_code_runs_and_commands_parse(page, here, monkeypatch):
-    def stop(where: str, say=None, newest=False, mesh=None):
+    def stop(where: str, say=None, newest=False, mesh=None, base=None):
         raise Parsed
 
-    for command in (panax.cli.commands.generate, panax.cli.commands.export, panax.cli.commands.evaluate):
+    commands = panax.cli.commands
+    for command in (commands.generate, commands.export, commands.merge, commands.evaluate):
         monkeypatch.setattr(command, "load_model", stop)
     namespace: dict = {"__name__": page.stem}
     # A tutorial's numbers are cut: `pytest -m slow` executes it whole.
@@ -167,7 +169,7 @@ def check_command(arguments: list[str], where: str) -> None:
             options = panax_compare.command.parser().parse_args(rest)
             if options.until_loss is None:
                 comparison_settings(options)
-        elif command in ("generate", "export", "evaluate"):
+        elif command in ("generate", "export", "merge", "evaluate"):
             with pytest.raises(Parsed):
                 main(arguments)
     except SystemExit as error:

@@ -25,6 +25,9 @@ class CheckpointConfig(Validated):
         retries: Number of retries of a failed save, in addition to the store's own retries of each request.
         retry_seconds: The longest pause before the first retry; twice as long before each further one.
         commit_seconds: Time that the first process waits for the parts of the others.
+        base: Weights that `init` has loaded from a released model, and that the run freezes, are `stored` in each checkpoint, or
+            `named`: a checkpoint has their checksums, and they are read from the model again. `auto`: named by runs that
+            train adapters, else stored.
         memory: Settings of copies in the memory of hosts, between two saves.
     """
 
@@ -37,6 +40,7 @@ class CheckpointConfig(Validated):
     retries: int = 3
     retry_seconds: float = 2.0
     commit_seconds: float = 600.0
+    base: Literal["auto", "named", "stored"] = "auto"
     memory: MemoryConfig = dataclasses.field(default_factory=MemoryConfig)
 
     def __post_init__(self) -> None:
@@ -46,5 +50,7 @@ class CheckpointConfig(Validated):
                 raise RecipeError(f"checkpoint.{name}={getattr(self, name)}; expected {least} or more")
         if self.when_busy not in ("wait", "skip"):
             raise RecipeError(f"checkpoint.when_busy={self.when_busy!r}; expected wait or skip")
+        if self.base not in ("auto", "named", "stored"):
+            raise RecipeError(f"checkpoint.base={self.base!r}; expected auto, named or stored")
         if self.retry_seconds < 0 or self.commit_seconds <= 0:
             raise RecipeError(f"{self}: expected retry_seconds >= 0 and commit_seconds > 0")

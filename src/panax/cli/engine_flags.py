@@ -26,6 +26,7 @@ def add_engine_flags(parser: Parser) -> None:
         help="guess N tokens from earlier ones and check them at once: faster for answers that repeat their prompt "
         "(default: 0)",
     )
+    parser.add_argument("--base", help="folder or hub name of the model that adapters belong to, if it has moved")
     for axis, use in MESH_FLAGS.items():
         parser.add_argument(
             f"--mesh.{axis}",

@@ -50,6 +50,8 @@ usage: panax COMMAND ...
   evaluate RUN           its losses and metrics, on its held-out data
     [--data PATH...]       or on other data
   export RUN DIR         write a trained model in Hugging Face's layout
+  merge SOURCE DIR       write the sum of a model and its adapters: peft:DIR,
+                         or a run with --lora
   checkpoint ls|verify|diff|convert|rm
                          list, check and compare checkpoints; to
                          safetensors or another store
@@ -114,6 +116,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .commands.evaluate import evaluate
 
         return evaluate
+    if name == "merge":
+        from .commands.merge import merge
+
+        return merge
     if name == "export":
         from .commands.export import export
 
@@ -149,7 +155,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 
 COMMANDS = (
     "train", "launch", "status", "logs", "stop", "cordon", "uncordon", "sweep", "find", "inspect", "check", "data", "generate",
-    "serve", "evaluate", "export", "checkpoint", "report", "simulate", "compare", "recipes",
+    "serve", "evaluate", "export", "merge", "checkpoint", "report", "simulate", "compare", "recipes",
 )  # fmt: skip
 
 JAX_FREE_COMMANDS = ("launch", "status", "logs", "stop", "cordon", "uncordon", "report", "simulate")

@@ -11,12 +11,12 @@ from ..core.errors import PanaxError, RecipeError, describe_type
 from ..metrics.console import wrap_line
 from ..models import DecoderTask, LoRA
 from ..presets.experiments import preset
-from ..presets.released_model import released_model
+from ..presets.released_model import adapted_model, released_model
 from ..run import Experiment, replace_data
 from ..run.blank_data import find_missing_data
 from .failures import warn
 from .flag_aliases import check_names
-from .recipes import PRESET, RELEASED, built_in_recipes, find_recipe, format_recipe_error
+from .recipes import ADAPTER, PRESET, RELEASED, built_in_recipes, find_recipe, format_recipe_error
 from .settings import read_settings
 
 DATA = "--data"
@@ -54,7 +54,7 @@ def asks_for_help(arguments: Sequence[str], command: str, command_flags: str) ->
         return False
     choices = (
         f"RECIPE is one of {', '.join(sorted(built_in_recipes()))}; a published model, preset:NAME (`panax recipes` "
-        "lists them); released weights, hf:DIR or hf:ORG/NAME; or a "
+        "lists them); released weights, hf:DIR or hf:ORG/NAME; an adapter in PEFT's layout, peft:DIR; or a "
         f"Python file of yours."
     )
     print(
@@ -85,9 +85,11 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         ) from error
     if not isinstance(base, Experiment):
         raise RecipeError(f"the recipe {name!r} returned {describe_type(base)}; expected `return Experiment(...)`")
+    if rank is not None and name.startswith(ADAPTER):
+        raise RecipeError(f"{LORA} is for models without adapters, and {name} has one of its own rank; leave it out")
     if rank is not None and not name.startswith(RELEASED):
         base = _with_adapters(base, rank)
-    if paths and not name.startswith((PRESET, RELEASED)):
+    if paths and not name.startswith((PRESET, RELEASED, ADAPTER)):
         base = replace_data(base, *paths)
     check_names(flags)
     if command in ("train", "data show") and "--help" not in flags and (absent := find_missing_data(base)) is not None:
@@ -113,6 +115,8 @@ def _published(name: str, paths: Sequence[str], flags: Sequence[str], rank: int 
         return preset(name.removeprefix(PRESET), data=paths or None, init=_value_of("--init", flags), say=warn)
     if name.startswith(RELEASED):
         return released_model(name.removeprefix(RELEASED), data=list(paths) or None, lora=rank, say=warn)
+    if name.startswith(ADAPTER):
+        return adapted_model(name.removeprefix(ADAPTER), data=list(paths) or None, say=warn)
     return None
 
 

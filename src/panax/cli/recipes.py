@@ -12,7 +12,7 @@ from types import ModuleType
 
 from ..core.errors import RecipeError, suggest_name
 from ..presets.experiments import PARAMETERS, preset
-from ..presets.released_model import released_model
+from ..presets.released_model import adapted_model, released_model
 from ..run import Experiment
 
 Recipe = Callable[[], Experiment]
@@ -24,6 +24,9 @@ PRESET = "preset:"
 
 RELEASED = "hf:"
 """Prefix of folders and hub names of released weights."""
+
+ADAPTER = "peft:"
+"""Prefix of folders of adapters in PEFT's layout."""
 
 
 def built_in_recipes() -> dict[str, Recipe]:
@@ -47,8 +50,8 @@ def _recipes_in(module: ModuleType) -> dict[str, Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Find a recipe by name, `preset:NAME`, `hf:DIR`, `hf:ORG/NAME[@REVISION]`, `file.py`, `file.py:function`, or
-    `package.module:function`.
+    """Find a recipe by name, `preset:NAME`, `hf:DIR`, `hf:ORG/NAME[@REVISION]`, `peft:DIR`, `file.py`,
+    `file.py:function`, or `package.module:function`.
 
     Raises:
         RecipeError: The recipe does not exist; the message names the nearest one.
@@ -57,6 +60,8 @@ def find_recipe(name: str) -> Recipe:
         return _preset(name.removeprefix(PRESET))
     if name.startswith(RELEASED):
         return _released_model(name.removeprefix(RELEASED))
+    if name.startswith(ADAPTER):
+        return _adapted_model(name.removeprefix(ADAPTER))
     source, _, function = name.partition(":")
     if source.endswith(".py"):
         path = Path(source)
@@ -76,7 +81,7 @@ def find_recipe(name: str) -> Recipe:
         raise RecipeError(
             f"unknown recipe {name!r}; {suggest_name(name, recipes)} (a custom recipe is a file: my_recipe.py or "
             f"my_recipe.py:function; a published model is preset:NAME, released weights hf:DIR "
-            f"or hf:ORG/NAME)"
+            f"or hf:ORG/NAME, an adapter peft:DIR)"
         )
     return recipes[name]
 
@@ -97,6 +102,14 @@ def _released_model(where: str) -> Recipe:
         return released_model(where)
 
     recipe.__doc__ = f"The released model {where}, fine-tuned on the data that `--data` names."
+    return recipe
+
+
+def _adapted_model(directory: str) -> Recipe:
+    def recipe() -> Experiment:
+        return adapted_model(directory)
+
+    recipe.__doc__ = f"The adapter in {directory}, trained further on the data that `--data` names."
     return recipe
 
 

@@ -51,3 +51,10 @@ def choose_places(task: Task, params: Any, state: Any, shape: MeshShape | None) 
     placement = dataclasses.replace(placement, rules=rules).for_generation()
     replicated = placement.sharding()
     return ModelPlaces(placement.storage_shardings(params, axes), jax.tree.map(lambda _: replicated, state), placement)
+
+
+def with_shardings(abstract: Any, shardings: Any) -> Any:
+    """Return shapes and dtypes with the sharding of each array."""
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), abstract, shardings
+    )

@@ -16,6 +16,7 @@ from ..optim import AdamW, Schedule
 from ..run import EvaluateConfig, Experiment
 from ..run.blank_data import NoData
 from ..run.data_override import replace_data
+from ..run.folder.addresses import base_name, is_released
 from ..run.folder.attachments import TOKENIZER
 from ..run.folder.trained_model import find_checkpoints
 from ..stores import is_remote, redact_address
@@ -123,11 +124,11 @@ def _texts(name: str, init: str) -> dict[str, Any]:
 
 def _find_tokenizer(init: str) -> PretrainedTokenizer | None:
     """Return the tokenizer stored with the weights; None if the run begins without weights."""
-    kind, _, where = init.partition(":")
+    where = init.partition(":")[2]
     if not where:
         return None
-    if kind == "hf":
-        where = str(find_model(where).folder)
+    if is_released(init):
+        where = str(find_model(base_name(init)).folder)
         file = expand_user(where) / TOKENIZER
         # A folder that is missing is another error, which is said where its weights are read.
         is_readable = file.is_file() or not file.parent.is_dir()
@@ -141,7 +142,7 @@ def _find_tokenizer(init: str) -> PretrainedTokenizer | None:
             f"{redact_address(where)} has no {TOKENIZER} that can be read here, without which its weights mean nothing; put it "
             f"there, or write a recipe with PretrainedTokenizer(path=...)"
         )
-    return PretrainedTokenizer(path=str(file) if kind != "hf" else where)
+    return PretrainedTokenizer(path=where if is_released(init) else str(file))
 
 
 def _images(name: str, paths: Sequence[str | Path]) -> dict[str, Any]:

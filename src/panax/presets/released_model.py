@@ -9,6 +9,7 @@ from typing import Any
 from ..adapters.huggingface import config_from
 from ..adapters.huggingface.config import read_json
 from ..adapters.huggingface.hub import find_model
+from ..adapters.huggingface.low_rank.released_adapter import check_all_layers, find_adapter
 from ..adapters.huggingface.quantized import is_nf4
 from ..core.errors import DataError, RecipeError
 from ..data import PretrainedTokenizer, TextData
@@ -86,6 +87,30 @@ def released_model(
     if paths:
         return replace_data(experiment, *paths)
     return dataclasses.replace(experiment, data=data)
+
+
+def adapted_model(
+    where: str | Path,
+    *,
+    data: str | Path | Sequence[str | Path] | Any = None,
+    say: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> Experiment:
+    """Return an experiment that trains an adapter in PEFT's layout further, beside the released model that it names.
+
+    Args:
+        where: The adapter's folder.
+        settings: Other fields of the experiment; the other arguments are those of `released_model`.
+
+    Raises:
+        CheckpointError: A file of the adapter is missing or broken, or its base can't be found.
+        RecipeError: The adapter has a key that changes the model and is not implemented, or covers some layers of a stack.
+        DataError: The base has no readable tokenizer, or a path can't be read.
+    """
+    adapter = find_adapter(where)
+    check_all_layers(adapter)
+    own = {"name": re.sub(r"[^\w.-]", "-", adapter.folder.resolve().name) or "adapter", "init": f"peft:{where}"}
+    return released_model(adapter.base.where, data=data, lora=adapter.lora, say=say, **own | settings)
 
 
 def check_tokenizer(folder: Path) -> None:

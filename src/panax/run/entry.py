@@ -143,13 +143,13 @@ def open_run(
                 island = Island(prepared, say, lambda: interrupt.signal is not None, fresh=fresh)
                 start = island.join(start, start.progress.skipped_batches | frozenset(experiment.skip_batches))
             start = with_trusted_step(start, prepared)
-            checkpointer.prepare(start.state)
+            checkpointer.prepare(start.state if start.base is None else start.base.leave_out(start.state))
             rollback = RollbackController(prepared, start, checkpointer, memory, say)
             targets = dataclasses.replace(output.targets, run_id=checkpointer.run_name())
             with contextlib.closing(
                 RunReporter(prepared, start.step, targets, ledger, rollback.record_scalars)
             ) as report:
-                saves = RunSaves(checkpointer, memory)
+                saves = RunSaves(checkpointer, memory, start.base)
                 parts = RunParts.create(prepared, saves, rollback, report, interrupt, island, say)
                 run = Run(prepared, start, parts, say)
                 heartbeat().phase("compile")

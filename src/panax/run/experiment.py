@@ -20,6 +20,7 @@ from ..metrics import Tracker
 from ..optim import AdamW, Optimizer, RowOptimizer
 from ..stores import redact_address
 from ..train import StepConfig, StepPart
+from .folder.addresses import PREFIXES, is_released
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,9 +133,9 @@ class Experiment(Validated):
             that of step n. `rollbacks.jsonl` in a run's folder lists those that its rollbacks have skipped.
         frozen: Prefixes of names of parameters that are not trained.
         init: Start from these weights: `hf:DIR`, a folder in Hugging Face's layout, `hf:ORG/NAME[@REVISION]`, a model of
-            a hub that is in the local cache or can be downloaded, or `checkpoint:PLACE`,
-            the folder or address of a checkpoint, or of a run (its best checkpoint). Empty: initialize from
-            `seed`.
+            a hub that is in the local cache or can be downloaded, `peft:DIR`, an adapter in PEFT's layout with the
+            base that it names, or `checkpoint:PLACE`, the folder or address of a checkpoint, or of a run (its best
+            checkpoint). Empty: initialize from `seed`.
         directory: Folder of checkpoints and logs. Running the same command again resumes from there.
         log_every: Steps between two reports.
         profile: Write a profile of three steps from this one on; 0 for none.
@@ -237,15 +238,15 @@ class Experiment(Validated):
                 f"batch_ramp lasts {self.batch_ramp.end} steps, and the run has {self.num_steps}; expected fewer, so that some "
                 f"train on the whole batch"
             )
-        if self.init and not self.init.startswith(("hf:", "checkpoint:")):
+        if self.init and not self.init.startswith(PREFIXES):
             raise RecipeError(
                 f"init={redact_address(self.init)!r}; expected hf:DIR with a folder of Hugging Face weights, hf:ORG/NAME, "
-                f"checkpoint:PLACE, or nothing"
+                f"peft:DIR with an adapter, checkpoint:PLACE, or nothing"
             )
 
-        if self.init.startswith("hf:") and "://" in self.init:
+        if is_released(self.init) and "://" in self.init:
             raise RecipeError(
-                f"init={redact_address(self.init)!r}; expected hf:DIR with a folder of this machine: download the weights first"
+                f"init={redact_address(self.init)!r}; expected a folder of this machine: download the weights first"
             )
         if "://" in self.directory:
             raise RecipeError(

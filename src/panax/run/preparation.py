@@ -20,6 +20,7 @@ from ..data.loading.shard import BatchShard
 from ..job.heartbeat import heartbeat
 from ..kernels import choose_by_timing
 from ..mesh import Placement
+from ..mesh.model_places import with_shardings
 from ..optim import Schedule
 from ..plan.search.auto import DeviceGroup
 from ..plan.step import text_batch
@@ -59,6 +60,13 @@ class PreparedRun:
     def placement(self) -> Placement | None:
         """The run's mesh with its sharding rules; None if it is debugged, which takes one device."""
         return self.step.placement if isinstance(self.step, CompiledStep) else None
+
+    @property
+    def weight_places(self) -> tuple[Any, Any]:
+        """Shapes, dtypes and shardings of parameters and model state."""
+        step = self.step
+        abstract, places = step.program.abstract, step.shardings
+        return with_shardings((abstract.params, abstract.model_state), (places.params, places.model_state))
 
 
 def open_data(experiment: Experiment, say: LogFn) -> OpenedData:

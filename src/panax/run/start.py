@@ -21,7 +21,9 @@ from ..system import json_reader
 from ..system.lock import describe_owner, open_locked
 from .compile_ahead import compile_ahead
 from .experiment import Experiment
+from .folder.addresses import base_folder
 from .folder.attachments import CLASSES, MODEL, RELEASED
+from .folder.base_model import NamedBase, find_base
 from .folder.description import serialize_config
 from .folder.initial_state import init_state
 from .folder.previous_run import RUN_FILES, SETTINGS, archive_run, check_same_run, find_resume_position
@@ -182,7 +184,7 @@ def build_attachments(prepared: PreparedRun) -> dict[str, str]:
         files[KERNELS] = kernels
     if classes := find_class_names(prepared.data.train):
         files[CLASSES] = json.dumps({"label": classes})
-    released = _find_released(prepared.experiment.init)
+    released = base_folder(prepared.experiment.init)
     if released is not None:
         with contextlib.suppress(OSError):
             files[RELEASED] = (released / "config.json").read_text(encoding="utf-8")
@@ -192,17 +194,6 @@ def build_attachments(prepared: PreparedRun) -> dict[str, str]:
             (tokenizer if released is None else tokenizer.add_generation_config(str(released))).save(folder)
             files |= {file.name: file.read_text(encoding="utf-8") for file in Path(folder).iterdir()}
     return files
-
-
-def _find_released(init: str) -> Path | None:
-    """Return the folder of the released model from which a run began; None if there is none, or it is not on this
-    machine, where the run may have been resumed."""
-    kind, _, where = init.partition(":")
-    if kind != "hf":
-        return None
-    from ..adapters.huggingface.hub import find_here
-
-    return find_here(where)
 
 
 def find_start(
@@ -314,7 +305,9 @@ def start_fresh(
             f"no checkpoint in {checkpointer.store.url} is undamaged; inspect them with `panax checkpoint verify`, then "
             f"remove them, or start from step 0 with --fresh"
         )
-    return RunStart(init_state(prepared, say), 0, None, None, progress=DataProgress(rollbacks=tuple(rollbacks)))
+    state = init_state(prepared, say)
+    progress = DataProgress(rollbacks=tuple(rollbacks))
+    return RunStart(state, 0, None, None, progress=progress, base=find_base(prepared, state))
 
 
 def start_from_checkpoint(
@@ -342,6 +335,7 @@ def start_from_checkpoint(
         DataProgress(rollbacks=progress.rollbacks, data=progress.data + 1) if changed else progress,
         checkpoint.url,
         BestEvaluation.of(checkpoint.manifest.host.get(BEST)),
+        NamedBase.of(checkpoint.manifest),
     )
 
 

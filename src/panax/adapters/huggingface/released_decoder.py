@@ -7,7 +7,7 @@ import jax
 from ...core.errors import RecipeError
 from ...data.text.tokenizer import PretrainedTokenizer, Tokenizer
 from ...mesh import MeshShape, Placement
-from ...mesh.model_places import choose_places
+from ...mesh.model_places import choose_places, with_shardings
 from ...models import DecoderConfig, DecoderTask
 from .config import config_from
 from .hub import find_model
@@ -51,11 +51,7 @@ def read_released_decoder(where: str, mesh: MeshShape | None = None) -> Released
     task = DecoderTask(model=config)
     abstract = jax.eval_shape(task.init, jax.random.key(0))
     places = choose_places(task, abstract[0], abstract[1], mesh)
-    params, state = jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        abstract,
-        (places.params, places.state),
-    )
+    params, state = with_shardings(abstract, (places.params, places.state))
     params, state = load(model.folder, task, params, state)
     tokenizer = PretrainedTokenizer(path=str(model.folder)).load().add_generation_config(model.folder)
     return ReleasedDecoder(model.where, task, params, state, tokenizer, places.placement)

@@ -37,7 +37,7 @@ def evaluate(arguments: Sequence[str]) -> int:
             raise RecipeError(f"--{flag} is the file for the answers to --tasks; pass that too, or remove it")
     check_single_process("panax evaluate")
     start_jax()
-    trained = load_model(options.run, warn, newest=True)
+    trained = load_model(options.run, warn, newest=True, base=options.base)
     fields = {name: value for name in ("text", "prompt", "answer") if (value := getattr(options, name)) is not None}
     if fields and not options.data:
         raise RecipeError(
@@ -73,7 +73,7 @@ def _evaluate_tasks(options: argparse.Namespace) -> int:
     answers = AnswerFormat(options.pattern)
     check_single_process("panax evaluate")
     start_jax()
-    trained = load_model(options.run, warn, newest=True, mesh=read_mesh(options))
+    trained = load_model(options.run, warn, newest=True, mesh=read_mesh(options), base=options.base)
     model = trained.text_model
     tokenizer = check_generates(model)
     engine = create_engine(trained, options, rows=options.rows, length=options.length)
@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "run",
-        help="a run's folder (its newest checkpoint is used), a checkpoint's own, or for --tasks hf:DIR or hf:ORG/NAME",
+        help="a run's folder (its newest checkpoint is used), a checkpoint's own, or for --tasks hf:DIR, hf:ORG/NAME or peft:DIR",
     )
     parser.add_argument(
         "--data", nargs="+", metavar="PATH", help="files, folders or globs (default: the data held out by the run)"

@@ -40,7 +40,7 @@ def generate(arguments: Sequence[str]) -> int:
     sampling = _sampling(options)
     check_single_process("panax generate")
     start_jax()
-    trained = load_model(options.checkpoint, warn, mesh=read_mesh(options))
+    trained = load_model(options.checkpoint, warn, mesh=read_mesh(options), base=options.base)
     if options.prompts:
         return _answer_file(trained, sampling, options)
     if options.prompt is None:
@@ -52,7 +52,8 @@ def _parser() -> Parser:
     parser = Parser(prog="panax generate", description="Continue a text with a trained model.")
     parser.add_argument(
         "checkpoint",
-        help="a run's folder (its best checkpoint is used), a checkpoint's own, or a released model, hf:DIR or hf:ORG/NAME",
+        help="a run's folder (its best checkpoint is used), a checkpoint's own, or a released model, hf:DIR or hf:ORG/NAME, or "
+        "an adapter, peft:DIR",
     )
     parser.add_argument("--prompt", help="the text to continue")
     parser.add_argument(

@@ -43,11 +43,11 @@ def serve(arguments: Sequence[str]) -> int:
 
     from ...generate.serving import ServedModel, create_app
 
-    trained = load_model(options.checkpoint, warn, mesh=read_mesh(options))
+    trained = load_model(options.checkpoint, warn, mesh=read_mesh(options), base=options.base)
     model = trained.text_model
     tokenizer = check_generates(model)
     engine = create_engine(trained, options, rows=options.rows, length=options.length)
-    name = options.name or Path(options.checkpoint.removeprefix("hf:")).name
+    name = options.name or Path(options.checkpoint.removeprefix("hf:").removeprefix("peft:")).name
     config = uvicorn.Config(
         create_app(ServedModel(engine, tokenizer, name), key=key),
         log_level="warning",
@@ -78,7 +78,8 @@ def _parser() -> Parser:
     parser = Parser(prog="panax serve", description="Serve a trained model by OpenAI's interface.")
     parser.add_argument(
         "checkpoint",
-        help="a run's folder (its best checkpoint is used), a checkpoint's own, or a released model, hf:DIR or hf:ORG/NAME",
+        help="a run's folder (its best checkpoint is used), a checkpoint's own, or a released model, hf:DIR or hf:ORG/NAME, or "
+        "an adapter, peft:DIR",
     )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine alone)"

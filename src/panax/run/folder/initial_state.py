@@ -8,12 +8,16 @@ import jax
 
 from ...checkpoint import Checkpoint
 from ...core import TrainState, logical_axes, named_leaves
+from ...core.errors import RecipeError, describe_type
 from ...data.loading.class_agreement import find_class_names
+from ...models import DecoderTask
 from ...spmd.composite.low_rank import base_weights, random_mask, with_base_weights
 from ...spmd.composite.quantized_weight import quantize_like, weight_shapes
 from ..compile_ahead import compile_ahead
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
+from .addresses import ADAPTER_PREFIX, CHECKPOINT_PREFIX, RELEASED_PREFIX
+from .base_model import PARAMS, NamedBase
 from .trained_model import find_checkpoints, read_class_names, read_weights
 
 
@@ -24,8 +28,10 @@ def init_state(prepared: PreparedRun, say: LogFn) -> TrainState:
     if not experiment.init:
         return prepared.step.init(experiment.seed)
     kind, _, where = experiment.init.partition(":")
-    values = _released_values(prepared, where, say) if kind == "hf" else _checkpoint_values(prepared, where, say)
-    return prepared.step.init(experiment.seed, values)
+    read = {RELEASED_PREFIX: _released_values, ADAPTER_PREFIX: _adapted_values, CHECKPOINT_PREFIX: _checkpoint_values}[
+        f"{kind}:"
+    ]
+    return prepared.step.init(experiment.seed, read(prepared, where, say))
 
 
 def _released_values(prepared: PreparedRun, where: str, say: LogFn) -> tuple[Any, Any]:
@@ -34,9 +40,23 @@ def _released_values(prepared: PreparedRun, where: str, say: LogFn) -> tuple[Any
     from ...adapters.huggingface.loader import load, parameters_left
 
     say(f"starting from the weights in {where}")
-    params, model_state = _weight_places(prepared)
+    params, model_state = prepared.weight_places
     drawn = prepared.step.init_params(prepared.experiment.seed, parameters_left(prepared.task, params))
     return load(find_model(where).folder, prepared.task, eqx.combine(drawn, params), model_state)
+
+
+def _adapted_values(prepared: PreparedRun, where: str, say: LogFn) -> tuple[Any, Any]:
+    """Return parameters and model state of a released model with its adapter; nothing is initialized."""
+    from ...adapters.huggingface.low_rank.released_adapter import check_all_layers, find_adapter
+
+    adapter = find_adapter(where)
+    check_all_layers(adapter)
+    say(f"starting from the adapter in {where}, beside {adapter.base.where}")
+    if not isinstance(prepared.task, DecoderTask):
+        raise RecipeError(
+            f"init={prepared.experiment.init!r} is for a DecoderTask; the task is {describe_type(prepared.task)}"
+        )
+    return adapter.load(prepared.task, *prepared.weight_places)
 
 
 def _checkpoint_values(prepared: PreparedRun, where: str, say: LogFn) -> tuple[Any, Any]:
@@ -53,26 +73,22 @@ def _checkpoint_values(prepared: PreparedRun, where: str, say: LogFn) -> tuple[A
     abstract, places = step.program.abstract, step.shardings
     plain = weight_shapes(base_weights(abstract.params))
     if not _lacks_adapters(checkpoint, abstract.params, plain):
-        return read_weights(checkpoint, abstract.params, abstract.model_state, places.params, places.model_state)
+        return read_weights(
+            prepared.task, checkpoint, abstract.params, abstract.model_state, places.params, places.model_state
+        )
     shardings = step.storage_shardings(plain, logical_axes(plain))
-    weights, model_state = read_weights(checkpoint, plain, abstract.model_state, shardings, places.model_state)
+    weights, model_state = read_weights(
+        prepared.task, checkpoint, plain, abstract.model_state, shardings, places.model_state
+    )
     drawn = step.init_params(prepared.experiment.seed, random_mask(abstract.params))
     quantized = functools.partial(quantize_like, base_weights(abstract.params))
     bases = jax.jit(quantized, out_shardings=base_weights(places.params))(weights)
-    return with_base_weights(eqx.combine(drawn, _weight_places(prepared)[0]), bases), model_state
-
-
-def _weight_places(prepared: PreparedRun) -> tuple[Any, Any]:
-    """Return shapes, dtypes and shardings of parameters and model state."""
-    step = prepared.step
-    return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        (step.program.abstract.params, step.program.abstract.model_state),
-        (step.shardings.params, step.shardings.model_state),
-    )
+    return with_base_weights(eqx.combine(drawn, prepared.weight_places[0]), bases), model_state
 
 
 def _lacks_adapters(checkpoint: Checkpoint, params: Any, plain: Any) -> bool:
     """Return True if a checkpoint has the weights beside which there are to be adapters, and no adapters."""
-    there = {name.removeprefix("params.") for name in checkpoint.manifest.arrays if name.startswith("params.")}
+    base = NamedBase.of(checkpoint.manifest)
+    there = {name.removeprefix(PARAMS) for name in checkpoint.manifest.arrays if name.startswith(PARAMS)}
+    there |= base.checksums.keys() if base is not None else set()
     return not named_leaves(params).keys() <= there and named_leaves(plain).keys() <= there

@@ -9,13 +9,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ...checkpoint import Checkpoint, restore
+from ...checkpoint import Checkpoint
 from ...comms.local import add_replica_axis
 from ...comms.residuals import reshard_residual
 from ...core import TrainState, named_leaves, pair_axes
 from ...core.state import init_averages
 from ...train import CompiledStep
 from ..preparation import PreparedRun
+from .addresses import RELEASED_PREFIX
+from .base_model import read_base, restore_with_base
 
 LogFn = Callable[[str], None]
 
@@ -49,7 +51,7 @@ def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> 
     }
     parts, had_parts = set(abstract.parts or {}), {name.split(".")[1] for name in stored if name.startswith(PARTS)}
     if averages == had_averages and residuals == had_residuals and late == had_late and parts == had_parts:
-        return restore(checkpoint, abstract, places)
+        return _restore(prepared, checkpoint, abstract, places)
     requested = (abstract, places)
     if averages != had_averages:
         requested = tuple(_replaced(tree, "averaged", None) for tree in requested)
@@ -66,7 +68,7 @@ def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> 
         or (had_averages and not averages)
         or bool(had_residuals.keys() - (requested[0].owed or {}).keys())
     )
-    state = restore(checkpoint, *requested, part=left_out)
+    state = _restore(prepared, checkpoint, *requested, part=left_out)
     if late != had_late:
         if lost:
             say("the last batch's gradient, which would come one step late, is dropped")
@@ -79,6 +81,21 @@ def restore_state(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn) -> 
     if parts != had_parts:
         state = _with_own_parts(prepared, state, had_parts, say)
     return state if residuals == had_residuals else _reshard_residuals(prepared, state, had_residuals, say)
+
+
+def _restore(
+    prepared: PreparedRun, checkpoint: Checkpoint, abstract: Any, shardings: Any, *, part: bool = False
+) -> Any:
+    """Restore a tree of which a part may be the run's base model."""
+
+    init = prepared.experiment.init
+
+    def read(init: str) -> Mapping[str, jax.Array]:
+        return read_base(prepared.task, init, prepared.weight_places)
+
+    return restore_with_base(
+        checkpoint, abstract, shardings, read, init=init if init.startswith(RELEASED_PREFIX) else "", part=part
+    )
 
 
 def _only(states: Mapping[str, Any] | None, names: set[str]) -> dict[str, Any] | None:
@@ -142,7 +159,7 @@ def _split_into_replicas(prepared: PreparedRun, checkpoint: Checkpoint, say: Log
     parts = ("step", "params", "model_state", "key", "guard")
     abstract = {part: getattr(program.abstract, part) for part in parts} | {"optimizer_state": shared}
     places = {part: getattr(step.shardings, part) for part in parts} | {"optimizer_state": lies}
-    restored_parts = restore(checkpoint, abstract, places, part=True)
+    restored_parts = _restore(prepared, checkpoint, abstract, places, part=True)
     say("replicas begin to take local steps, each with the parameters and the optimizer's state of the checkpoint")
 
     def begun(restored_parts: dict[str, Any]) -> TrainState:
@@ -165,7 +182,8 @@ def _restart_replicas(prepared: PreparedRun, checkpoint: Checkpoint, say: LogFn)
     step = prepared.step
     parts = ("step", "params", "model_state", "key")
     abstract = {part: getattr(step.program.abstract, part) for part in parts}
-    restored_parts = restore(checkpoint, abstract, {part: getattr(step.shardings, part) for part in parts}, part=True)
+    places = {part: getattr(step.shardings, part) for part in parts}
+    restored_parts = _restore(prepared, checkpoint, abstract, places, part=True)
     if step.program.abstract.replicas is None:
         say(
             "the progress of replicas since they last agreed is dropped, with the optimizer's state: the run now has "

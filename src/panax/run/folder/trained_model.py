@@ -3,13 +3,13 @@
 import dataclasses
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from ...checkpoint import MANIFEST, Checkpoint, Checkpointer, open_checkpoint, restore
+from ...checkpoint import MANIFEST, Checkpoint, Checkpointer, open_checkpoint
 from ...core import Task, TrainState, named_leaves
 from ...core.errors import CheckpointError, DamagedError, RecipeError, describe_type
 from ...core.state import average_dtype
@@ -17,19 +17,18 @@ from ...data.text.tokenizer import PretrainedTokenizer, Tokenizer
 from ...generate import GenerationEngine
 from ...kernels import choose_by_timing
 from ...mesh import MeshShape, Placement
-from ...mesh.model_places import choose_places
+from ...mesh.model_places import choose_places, with_shardings
 from ...stores import join_url, open_store
 from ...system import json_reader
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
 from ..reporting.evaluation import evaluate_loaded_model, evaluate_result
 from ..reporting.generation import TextModel, create_engine, generate_text
+from .addresses import ADAPTER_PREFIX, RELEASED_PREFIX
 from .attachments import CLASSES, MODEL, RELEASED, TOKENIZER
+from .base_model import read_base, restore_with_base
 from .description import deserialize_task
 from .previous_run import SETTINGS
-
-RELEASED_PREFIX = "hf:"
-"""Prefix of addresses of released models."""
 
 AVERAGED = "averaged"
 """Name of the averages in a state."""
@@ -130,29 +129,40 @@ def find_checkpoints(where: str, *, newest: bool = False) -> Iterator[Checkpoint
 
 
 def load_model(
-    where: str | Path, say: LogFn = _warned, *, newest: bool = False, mesh: MeshShape | None = None
+    where: str | Path,
+    say: LogFn = _warned,
+    *,
+    newest: bool = False,
+    mesh: MeshShape | None = None,
+    base: str | Path | None = None,
 ) -> LoadedModel:
     """Read the model of a checkpoint, by default the best undamaged one; optimizer state is not read.
 
     Args:
         where: A run's folder, or a checkpoint's own folder or address; or a released decoder, `hf:DIR` or
-            `hf:ORG/NAME[@REVISION]`.
+            `hf:ORG/NAME[@REVISION]`; or an adapter of one in PEFT's layout, `peft:DIR`.
         say: Called with a line for each damaged checkpoint; by default it is a warning.
         newest: Read the newest undamaged checkpoint instead of the best.
         mesh: Read each shard to its device, for generation on a mesh; None for one device.
+        base: Folder or hub name of the released model beside which adapters were trained, if it has moved. None: the address
+            in the checkpoint, or in the adapter's settings.
 
     Raises:
         CheckpointError: There is no checkpoint, all are damaged, or it is of a model that can't be built from
-            a file.
+            a file; or its base model can't be read, or is another.
         LayoutError: A weight is not divisible over the mesh, or there are not enough devices.
         RecipeError: The model generates on one device.
     """
     if str(where).startswith(RELEASED_PREFIX):
+        if base is not None:
+            raise RecipeError(f"base={str(base)!r} is for adapters, and {where} is a whole model; leave it out")
         return _load_released_model(str(where).removeprefix(RELEASED_PREFIX), mesh)
+    if str(where).startswith(ADAPTER_PREFIX):
+        return _load_adapted_model(str(where), mesh, base)
     damaged = None
     for checkpoint in find_checkpoints(str(where), newest=newest):
         try:
-            return read_model(checkpoint, mesh)
+            return read_model(checkpoint, mesh, "" if base is None else f"{RELEASED_PREFIX}{base}")
         except DamagedError as error:
             damaged = error
             say(f"warning: the checkpoint of step {checkpoint.manifest.step} is not used: {error}")
@@ -171,8 +181,30 @@ def _load_released_model(where: str, mesh: MeshShape | None) -> LoadedModel:
     )
 
 
-def read_model(checkpoint: Checkpoint, mesh: MeshShape | None = None) -> LoadedModel:
-    """Read the model of this checkpoint; the mesh is that of `load_model`.
+def _load_adapted_model(address: str, mesh: MeshShape | None, base: str | Path | None) -> LoadedModel:
+    """Read an adapter in PEFT's layout with its base and tokenizer, in float32."""
+    from ...adapters.huggingface.low_rank.released_adapter import find_adapter, read_adapter
+
+    adapter = find_adapter(address.removeprefix(ADAPTER_PREFIX), base)
+    task = adapter.task
+    abstract, abstract_state = jax.eval_shape(task.init, jax.random.key(0))
+    places = choose_places(task, abstract, abstract_state, mesh)
+    params, state = read_adapter(adapter, (places.params, places.state))
+    has_own = (adapter.folder / TOKENIZER).is_file()
+    tokenizer = PretrainedTokenizer(path=str(adapter.folder if has_own else adapter.base.folder)).load()
+    tokenizer = tokenizer.add_generation_config(adapter.base.folder)
+    init = f"{RELEASED_PREFIX}{adapter.base.where}"
+    return LoadedModel(
+        address, task, params, state, tokenizer, released=adapter.raw, init=init, placement=places.placement
+    )
+
+
+def read_model(checkpoint: Checkpoint, mesh: MeshShape | None = None, base: str = "") -> LoadedModel:
+    """Read the model of this checkpoint.
+
+    Args:
+        mesh: As for `load_model`.
+        base: As for `read_weights`.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or of a model that can't be built from a file.
@@ -184,7 +216,7 @@ def read_model(checkpoint: Checkpoint, mesh: MeshShape | None = None) -> LoadedM
     task = deserialize_task(description, f"{MODEL} of {checkpoint.url}")
     params, model_state = jax.eval_shape(task.init, jax.random.key(0))
     places = choose_places(task, params, model_state, mesh)
-    params, model_state = read_weights(checkpoint, params, model_state, places.params, places.state)
+    params, model_state = read_weights(task, checkpoint, params, model_state, places.params, places.state, base)
     averaged = any(name.startswith(f"{AVERAGED}.") for name in checkpoint.manifest.arrays)
     return LoadedModel(
         checkpoint.url,
@@ -239,17 +271,29 @@ def read_class_names(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def read_weights(
-    checkpoint: Checkpoint, params: Any, model_state: Any, param_places: Any, state_places: Any
+    task: Task,
+    checkpoint: Checkpoint,
+    params: Any,
+    model_state: Any,
+    param_places: Any,
+    state_places: Any,
+    base: str = "",
 ) -> tuple[Any, Any]:
     """Read parameters and model state from a checkpoint: the averages if there are any, since the run was
     evaluated with them.
 
     Args:
+        task: The task of `params`.
         params: Abstract parameters.
         model_state: Abstract model state.
         param_places: A sharding for each parameter.
         state_places: A sharding for each leaf of the model state.
+        base: Address of the base model that the checkpoint names; "": the one in the checkpoint.
     """
+
+    def read(init: str) -> Mapping[str, jax.Array]:
+        return read_base(task, init, with_shardings((params, model_state), (param_places, state_places)))
+
     prefix = f"{AVERAGED}."
     averaged = {name.removeprefix(prefix) for name in checkpoint.manifest.arrays if name.startswith(prefix)}
     names = jax.tree.unflatten(jax.tree.structure(params), list(named_leaves(params)))
@@ -266,7 +310,7 @@ def read_weights(
         "model_state": model_state,
     }
     places = {"params": pick(param_places, False), AVERAGED: pick(param_places, True), "model_state": state_places}
-    restored_parts = restore(checkpoint, abstract, places, part=True)
+    restored_parts = restore_with_base(checkpoint, abstract, places, read, init=base, part=True)
 
     def chosen(average: Any, leaf: Any, plain: Any) -> Any:
         return plain if average is None else average.astype(leaf.dtype)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from ...checkpoint import Checkpointer, MemoryTier
+from ..folder.base_model import NamedBase
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
 from ..recovery.checkpointing import CheckpointSchedule
@@ -21,10 +22,15 @@ from .run_part import RunPart
 
 @dataclasses.dataclass(frozen=True)
 class RunSaves:
-    """Places in which a run saves its state: the store, and the memory of hosts if there is one."""
+    """Places in which a run saves its state: the store, and the memory of hosts if there is one.
+
+    Attributes:
+        base: Weights that are not saved, but named; None to save all.
+    """
 
     checkpointer: Checkpointer
     memory: MemoryTier | None
+    base: NamedBase | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +69,7 @@ class RunParts:
     ) -> "RunParts":
         """Create the parts that use others. Every process of the job calls it."""
         checkpoints = CheckpointSchedule(
-            prepared.experiment.checkpoint, saves.checkpointer, saves.memory, rollback, report
+            prepared.experiment.checkpoint, saves.checkpointer, saves.memory, rollback, report, saves.base
         )
         emergency = EmergencySave(checkpoints, rollback, report, say)
         return cls(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...core import Position, TrainState
+from ..folder.base_model import NamedBase
 from ..recovery.best_evaluation import BestEvaluation
 from ..recovery.skipped_batches import DataProgress
 
@@ -21,6 +22,7 @@ class RunStart:
         progress: Progress of the run in its data.
         source: The source of the state.
         best: The best evaluation up to this state; None if there was none.
+        base: Weights that the state's checkpoint names instead of holding them; None if there are none.
     """
 
     state: TrainState
@@ -31,3 +33,4 @@ class RunStart:
     progress: DataProgress = dataclasses.field(default_factory=DataProgress)
     source: str = "the first state"
     best: BestEvaluation | None = None
+    base: NamedBase | None = None

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...checkpoint import CheckpointConfig, Checkpointer, MemoryTier
+from ...core import TrainState
 from ...job.heartbeat import heartbeat
+from ..folder.base_model import NamedBase
 from ..parts.run_part import RunPart, RunProgress, is_step_due
 from ..parts.run_start import RunStart
 from ..reporting.report import RunReporter
@@ -30,9 +32,10 @@ class CheckpointSchedule(RunPart):
         memory: MemoryTier | None,
         rollback: RollbackController,
         report: RunReporter,
+        base: NamedBase | None = None,
     ):
         self._config, self._checkpointer, self._memory = config, checkpointer, memory
-        self._rollback, self._report = rollback, report
+        self._rollback, self._report, self._base = rollback, report, base
         self.stored_step: int | None = None
         self.best: BestEvaluation | None = None
         self._best_is_saved = True
@@ -77,7 +80,7 @@ class CheckpointSchedule(RunPart):
                 self._save(run, must=False)
             # A copy replaces the one before, which a rollback may need; the state has not changed since.
             if self._memory is not None and copies and self._rollback.pending_step is None:
-                self._memory.save(run.state, run.step, run.to_host())
+                self._memory.save(self._stored(run), run.step, run.to_host())
         self._report.ledger.record_step(run.step, saved=True)
 
     def save_last(self, run: RunProgress) -> str:
@@ -93,13 +96,20 @@ class CheckpointSchedule(RunPart):
 
     def _save(self, run: RunProgress, must: bool) -> None:
         host, loss = run.to_host(), run.evaluation.get("loss")
-        if self._checkpointer.save(run.state, run.step, host, loss, must=must, back_to=self._rollback.needed_step):
+        if self._checkpointer.save(
+            self._stored(run), run.step, host, loss, must=must, back_to=self._rollback.needed_step
+        ):
             self.stored_step = run.step
             if self.best is not None and self.best.step == run.step:
                 self._best_is_saved = True
             heartbeat().report_saved(run.step)
 
+    def _stored(self, run: RunProgress) -> TrainState:
+        """Return the state without the weights that a checkpoint names instead."""
+        return run.state if self._base is None else self._base.leave_out(run.state)
+
     def to_host(self, run: RunProgress) -> Mapping[str, Any]:
-        """Return the versions that save, and the best evaluation so far."""
+        """Return the versions that save, the best evaluation so far, and the base model."""
         best = {} if self.best is None else {BEST: dataclasses.asdict(self.best)}
-        return {VERSIONS: jax_versions(), **best}
+        base = {} if self._base is None else self._base.to_host()
+        return {VERSIONS: jax_versions(), **best, **base}

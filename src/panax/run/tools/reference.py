@@ -1,18 +1,16 @@
 """`add_reference`: log-probabilities of a reference model, computed once and joined to an experiment's pairs."""
 
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from ...comms import Comms
-from ...core import Task, named_leaves
+from ...core import Task
 from ...core.errors import RecipeError, describe_type
+from ...core.params.checksums import fingerprint_weights
 from ...core.task import LOG_PROBABILITIES
 from ...data import PackedSource, Preferences, ReferenceLogProbabilities, TextData
 from ...data.files.cache import cache_directory, read_or_build
@@ -29,7 +27,7 @@ from ..folder.initial_state import init_state
 from ..opened_data import LogFn
 from ..preparation import PreparedRun, prepare
 
-_VERSION = 1
+_VERSION = 2
 _FILE = "reference.safetensors"
 
 
@@ -103,22 +101,3 @@ def _evaluate(prepared: PreparedRun, state: Any, data: TextData, store: TokenSto
         counted = batch["loss_mask"][: len(indices)] > 0
         values[targets[counted]] = batch_values[: len(indices), :width][counted]
     return values
-
-
-def fingerprint_weights(params: Any) -> str:
-    """Return a hash of all parameters' values, which does not depend on the mesh."""
-    sums = jax.device_get(jax.jit(lambda leaves: jax.tree.map(_checksum, leaves))(named_leaves(params)))
-    digest = hashlib.blake2b(digest_size=12)
-    for name, total in sorted(sums.items()):
-        digest.update(f"{name}:{int(total)};".encode())
-    return digest.hexdigest()
-
-
-def _checksum(leaf: jax.Array) -> jax.Array:
-    """Return a sum of all bits, each value's weighted by its index, modulo 2**32."""
-    width = leaf.dtype.itemsize * 8
-    if not jnp.issubdtype(leaf.dtype, jnp.integer):
-        leaf = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{width}"))
-    bits = leaf.astype(jnp.uint32)
-    index = jnp.arange(bits.size, dtype=jnp.uint32).reshape(bits.shape)
-    return (bits * (index * jnp.uint32(2654435761) + jnp.uint32(1))).sum(dtype=jnp.uint32)

@@ -152,12 +152,12 @@ def read_adapter_config(
         raise RecipeError(
             f"{path} has ranks or alphas by module; pass the base's settings as config=, to find its matrices"
         )
-    modules = _modules_of(config, like or {})
+    modules = modules_of(config, like or {})
     ranks, alphas = (values_in_layers(each, modules, str(path)) for each in patterns)
     return dataclasses.replace(lora, ranks={name: int(rank) for name, rank in ranks.items()}, alphas=alphas)
 
 
-def _modules_of(config: DecoderConfig, like: Mapping[str, Any]) -> dict[str, list[str]]:
+def modules_of(config: DecoderConfig, like: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the modules of a family that each matrix of a layer is in the files, by its name in a layer."""
     model, _ = jax.eval_shape(DecoderTask(model=config).init, jax.random.key(0))
     family, _ = to_config_json_like(config, None, dict(like))
