@@ -39,7 +39,8 @@ NOT_FORWARDED = (
     "check_mesh", "compute_dtype", "convert_axes", "convert_batch", "create_monitor", "exchange_requirements",
     "flops_per_token", "generates", "growing", "incremental_model", "layer_parameters", "leaf_advice", "leaf_aliases",
     "leaf_axes", "load_initial", "log_probability_task", "mup_base_task", "names_axes", "output_weights",
-    "pipeline_requirement", "required_leaves", "row_ids", "row_order", "scales_loss", "splits_residual", "sums_over_rows",
+    "pipeline_requirement", "reads_pairs", "required_leaves", "row_ids", "row_order", "scales_loss", "splits_residual",
+    "sums_over_rows",
     "weight_dtype", "with_compute_dtype",
 )  # fmt: skip
 """Members that an agent in `Seeds` must not override: they would refer to one run, to whole parameters or to

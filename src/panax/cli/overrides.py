@@ -4,12 +4,14 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ..core import Task
-from ..core.errors import PanaxError, RecipeError, describe_type
+from ..core.errors import PanaxError, RecipeError, describe_type, suggest_name
 from ..metrics.console import wrap_line
-from ..models import DecoderTask, LoRA
+from ..models import DecoderTask, LoRA, Preference
+from ..models.objectives.preference_losses import PREFERENCE_LOSSES, PreferenceLoss
+from ..optim import AdamW
 from ..presets.experiments import preset
 from ..presets.released_model import adapted_model, released_model
 from ..run import Experiment, replace_data
@@ -23,6 +25,14 @@ DATA = "--data"
 """Flag that takes paths, up to the next flag."""
 
 LORA = "--lora"
+
+PREFERENCE = "--preference"
+
+PREFERENCE_ALIASES = {"dpo": "sigmoid"}
+"""Names of methods whose losses have other names."""
+
+PREFERENCE_RATE = 1e-6
+"""Peak learning rate of a released model's preferences; ten times that for adapters."""
 
 SHORT_FLAGS = {"--buckets": "--data.buckets", "--tasks": "--questions.files", "--tasks-every": "--questions.every"}
 """Flags that may be written without their path."""
@@ -74,6 +84,7 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
     name, *flags = arguments
     flags, paths = _without_data(flags)
     flags, rank = _without_lora(flags)
+    flags, loss = _without_preference(flags)
     recipe = find_recipe(name)
     try:
         base = _published(name, paths, flags, rank) or recipe()
@@ -89,6 +100,8 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         raise RecipeError(f"{LORA} is for models without adapters, and {name} has one of its own rank; leave it out")
     if rank is not None and not name.startswith(RELEASED):
         base = _with_adapters(base, rank)
+    if loss is not None:
+        base = _with_preference(base, loss, released=name.startswith((RELEASED, ADAPTER)))
     if paths and not name.startswith((PRESET, RELEASED, ADAPTER)):
         base = replace_data(base, *paths)
     check_names(flags)
@@ -127,6 +140,37 @@ def _with_adapters(experiment: Experiment, rank: int) -> Experiment:
             f"{LORA} adds adapters to decoders, and {experiment.name} trains a {describe_type(experiment.task)}"
         )
     return dataclasses.replace(experiment, task=dataclasses.replace(experiment.task, adapter=LoRA.of_rank(rank)))
+
+
+def _with_preference(experiment: Experiment, loss: str, *, released: bool) -> Experiment:
+    """Return an experiment that learns from pairs of answers by a loss."""
+    task = experiment.task
+    if not isinstance(task, DecoderTask):
+        raise RecipeError(f"{PREFERENCE} is for decoders, and {experiment.name} trains a {describe_type(task)}")
+    loss = PREFERENCE_ALIASES.get(loss, loss)
+    if loss not in PREFERENCE_LOSSES:
+        raise RecipeError(f"{PREFERENCE} {loss or 'without a loss'}; {suggest_name(loss, PREFERENCE_LOSSES)}")
+    smoothing = 1e-3 if loss == "exo_pair" else 0.0
+    objective = Preference(loss=cast(PreferenceLoss, loss), label_smoothing=smoothing)
+    task = dataclasses.replace(task, objective=objective)
+    optimizer = experiment.optimizer
+    if released and isinstance(optimizer, AdamW):
+        peak = PREFERENCE_RATE if task.adapter is None else 10 * PREFERENCE_RATE
+        optimizer = dataclasses.replace(optimizer, schedule=dataclasses.replace(optimizer.schedule, peak=peak))
+    return dataclasses.replace(experiment, task=task, optimizer=optimizer)
+
+
+def _without_preference(flags: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return the flags without `--preference LOSS`, and the loss; None if there is none.
+
+    >>> _without_preference(["--seed", "1", "--preference", "dpo"]), _without_preference([])
+    ((['--seed', '1'], 'dpo'), ([], None))
+    """
+    for index, flag in enumerate(flags):
+        if flag.partition("=")[0] == PREFERENCE:
+            count = 1 if "=" in flag else 2
+            return [*flags[:index], *flags[index + count :]], _value_of(PREFERENCE, flags)
+    return list(flags), None
 
 
 def _without_lora(flags: Sequence[str]) -> tuple[list[str], int | None]:

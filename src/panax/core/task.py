@@ -104,6 +104,10 @@ class Task(abc.ABC):
     mesh_axes: frozenset[str] = frozenset({"replica", "fsdp", "expert"})
     """Mesh axes on which this task computes correctly; any other axis of size above 1 is an error."""
 
+    reads_pairs: bool = False
+    """True if each two adjacent segments of a row belong together, like the answers of `data.Preferences`; others refuse
+    such data."""
+
     names_axes: bool = False
     """True if `loss` uses every parameter through `contract`, `gather` and the like, so that it can be traced
     for one device of a mesh. It then sees shards and its local rows and positions, and returns sums over

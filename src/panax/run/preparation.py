@@ -10,6 +10,7 @@ import numpy as np
 
 from ..comms import Islands
 from ..core import DataFacts, Source, Task
+from ..core.errors import RecipeError
 from ..core.layout.target import device_target
 from ..data import BatchRamp, ExampleData, IterableSource, TextData
 from ..data.loading.batch_conversion import ConvertedSource, convert_batches
@@ -152,6 +153,7 @@ def prepare(
             are fast.
     """
     check_platform()
+    _check_pairs(experiment)
     choose_by_timing(devices=devices)
     data = open_data(experiment, say)
     task = with_compute_dtype(
@@ -190,6 +192,16 @@ def prepare(
     return PreparedRun(
         experiment, task, data, CompiledStep(program, placement, data.train.axes, shapes_allowed=data.shapes)
     )
+
+
+def _check_pairs(experiment: Experiment) -> None:
+    """Raise a RecipeError if a task would learn both answers of pairs."""
+    data, task = experiment.data, experiment.task
+    if isinstance(data, TextData) and data.has_groups and not task.reads_pairs:
+        raise RecipeError(
+            f"{experiment.name}: the data has pairs of answers, and {type(task).__name__} would learn the rejected ones too; "
+            f"set task.objective=Preference() for a decoder (--preference sigmoid on the command line), or train a RewardTask"
+        )
 
 
 def _with_ramp(data: OpenedData, ramp: BatchRamp, say: LogFn) -> OpenedData:

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as arrow
 import pytest
 from chats.conftest import CHATML
+from pyarrow import parquet
 
 from panax.core.errors import DataError, RecipeError
 from panax.data import (
+    Chats,
+    Jsonl,
     Mixture,
     MixtureComponent,
     PackedSource,
@@ -19,6 +23,7 @@ from panax.data import (
     PretrainedTokenizer,
     ReferenceLogProbabilities,
     TextData,
+    make_corpus,
 )
 from panax.data.preferences.pair_rows import _cut_lengths, _fill_rows
 
@@ -260,3 +265,18 @@ def test_rows_are_filled_and_cut_as_documented() -> None:
     cut = _cut_lengths(lengths, 64)
     assert (cut.sum(axis=1) <= 64).all() and (cut >= np.minimum(lengths, 32)).all()
     assert (cut[lengths.sum(axis=1) <= 64] == lengths[lengths.sum(axis=1) <= 64]).all()
+
+
+def test_files_of_pairs_are_known_by_their_records(tmp_path: Path) -> None:
+    pair = {"prompt": "tree: oak\nagain:", "chosen": " oak", "rejected": " ash"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
+    (tmp_path / "chats.jsonl").write_text(
+        json.dumps({"prompt": "a", "completion": 'b, "chosen": and "rejected":'}) + "\n"
+    )
+    parquet.write_table(arrow.table({name: [value] for name, value in pair.items()}), tmp_path / "pairs.parquet")
+    assert make_corpus(tmp_path / "pairs.jsonl") == Preferences(paths=(str(tmp_path / "pairs.jsonl"),))
+    assert isinstance(make_corpus(tmp_path / "pairs.parquet"), Preferences)
+    assert isinstance(make_corpus(tmp_path / "chats.jsonl"), Chats)
+    assert isinstance(make_corpus(tmp_path / "pairs.jsonl", text="chosen"), Jsonl)
+    with pytest.raises(RecipeError, match="which train alone"):
+        make_corpus(tmp_path / "pairs.jsonl", tmp_path / "chats.jsonl")

@@ -23,8 +23,9 @@ from ...metrics import PrometheusTracker, Tracker
 from ...metrics.console import open_console, plain_console, wrap_line
 from ...plan.search.profile import profile_in
 from ...presets.experiments import PARAMETERS
-from ...run import Experiment, Result, check, fit
+from ...run import Experiment, Result, add_reference, check, fit
 from ...run.auto_mesh import LogFn
+from ...run.tools.reference import needs_reference
 from ..overrides import asks_for_help, experiment_from
 from ..parser import Parser
 from ..plugins import start_jax
@@ -33,6 +34,7 @@ from ..recipes import built_in_recipes
 HELP = """\
   --data PATH...    train on these files, folders or globs of text
   --lora RANK       train adapters of this rank beside a decoder's matrices
+  --preference LOSS  learn from pairs of answers: dpo, ipo, simpo, orpo, ...
   --tasks FILE...   ask the model these questions at the end, and every
                     --tasks-every N steps
   --fresh           train from step 0; an earlier run is set aside
@@ -86,6 +88,8 @@ def train(arguments: Sequence[str]) -> int:
         say(f"{experiment.name}: {experiment.num_steps} steps in {experiment.folder}")
     if any(flag in arguments for flag in CHECK_FLAGS):
         check_before_run(experiment, say, strict=CHECK_FLAGS[0] in arguments)
+    if needs_reference(experiment):
+        experiment = add_reference(experiment, say=say)
     result = fit(experiment, say=say, trackers=(progress, *endpoint), **how)
     if result.interrupted_by is not None:
         # The terminal may have gone.

@@ -1,6 +1,7 @@
 """Records of preference pairs: a prompt with a chosen and a rejected answer, texts or lists of messages."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from ..text.corpus import Document
 PAIR_FIELDS = ("prompt", "chosen", "rejected", "tools", OPTIONS)
 """Fields that pairs are read from."""
 
+ANSWERS = ("chosen", "rejected")
+
+_NAMES = re.compile(rb'[{,]\s*"(chosen|rejected)"\s*:')
 _EXPECTED = "expected chosen and rejected, and prompt, each a string or a list of messages"
 
 
@@ -26,6 +30,15 @@ class PreferencePair(Document):
 
     chosen: Document
     rejected: Document
+
+
+def is_pair_record(begin: bytes) -> bool:
+    r"""Return True if JSON records with this beginning are pairs.
+
+    >>> is_pair_record(b'{"prompt": "a", "chosen": "b", "rejected": "c"}'), is_pair_record(b'{"chosen": 1}')
+    (True, False)
+    """
+    return {name.decode() for name in _NAMES.findall(begin)} == set(ANSWERS)
 
 
 def read_pair(record: Any, where: str) -> PreferencePair:

@@ -18,7 +18,10 @@ TooLong = Literal["refuse", "cut"]
 """Pairs that are longer than a row: an error, or both answers are cut at their ends."""
 
 
-PAIR_LEAVES: Mapping[str, type] = {**TEXT_LEAVES, "reference_log_probability": np.float32}
+REFERENCE = "reference_log_probability"
+"""Leaf with the reference model's log-probability of each target."""
+
+PAIR_LEAVES: Mapping[str, type] = {**TEXT_LEAVES, REFERENCE: np.float32}
 """The leaves of a batch of pairs with a reference model, each (batch, seq)."""
 
 

@@ -24,6 +24,8 @@ from ..formats.mds import Mds
 from ..formats.megatron import MegatronTokens
 from ..formats.records import HuggingFaceDisk, Jsonl, Parquet
 from ..formats.webdataset import WebDataset
+from ..preferences.pair_records import ANSWERS, is_pair_record
+from ..preferences.preferences import Preferences
 from .concat import ConcatCorpus
 from .corpus import TextFiles
 from .filtered_corpus import PlainCorpus
@@ -80,7 +82,8 @@ def make_corpus(
         text: The field of records that holds the document; by default the format's usual one.
         prompt: The field with the text before the answer, which carries no loss; needs `answer`.
         answer: The field with the text to learn; needs `prompt`.
-        chats: True if records of conversations are read as such (`Chats`), unless fields are named.
+        chats: True if records of conversations are read as such (`Chats`), and pairs of answers as `Preferences`, unless
+            fields are named.
 
     Raises:
         DataError: A path does not exist, holds nothing or several kinds of files, or no corpus reads it.
@@ -117,6 +120,8 @@ def make_corpus(
         corpora = [dataclasses.replace(each, **fields) if each in with_fields else each for each in corpora]
     if len(corpora) == 1:
         return corpora[0]
+    if any(isinstance(each, Preferences) for each in corpora):
+        raise RecipeError("some of these files have pairs of answers, which train alone; pass files of pairs only")
     tokens = next((each for each in corpora if isinstance(each, TokenFile)), None)
     if tokens is not None:
         raise RecipeError(
@@ -274,7 +279,7 @@ def _types_by_file(files: Sequence[DataFile], *, single: bool, chats: bool) -> d
             is_code = named is TextFiles and end not in _PLAIN_TEXTS
             by_name = is_code or named in (WebDataset, MegatronTokens, ArrayRecord) or looked_at[end] > _LOOKED_AT
             kind = named if by_name else _type_of_content(file, named)
-            kinds[file.name] = Chats if chats and kind in (Jsonl, Parquet) and _holds_chats(file, kind) else kind
+            kinds[file.name] = _conversation_type(file, kind) or kind if chats and kind in (Jsonl, Parquet) else kind
     return kinds
 
 
@@ -302,22 +307,25 @@ def _type_of_content(file: DataFile, named: type | None) -> type | None:
     return Jsonl if is_json_records(begin) else named
 
 
-def _holds_chats(file: DataFile, kind: type | None) -> bool:
-    """Return True if the records of a local file are conversations, by the first ones or by the columns."""
+def _conversation_type(file: DataFile, kind: type | None) -> type | None:
+    """Return the corpus type of conversations or of pairs of answers that reads a local file, by its first records or by its
+    columns; None for other records."""
     if kind is Jsonl:
         try:
-            return is_chat_record(read_first_bytes(file.local, file.name))
+            begin = read_first_bytes(file.local, file.name)
         except DataError:
-            return False
+            return None
+        return Preferences if is_pair_record(begin) else Chats if is_chat_record(begin) else None
     try:
         import pyarrow as arrow
         from pyarrow import parquet
     except ImportError:
-        return False
+        return None
     try:
-        return find_layout(parquet.read_schema(file.name).names) is not None
+        names = parquet.read_schema(file.name).names
     except (*ARROW_ERRORS, arrow.ArrowException):  # a damaged file, which its reader reports
-        return False
+        return None
+    return Preferences if set(ANSWERS) <= set(names) else Chats if find_layout(names) is not None else None
 
 
 def _globs(path: str, files: Sequence[DataFile]) -> list[str]:

@@ -99,6 +99,11 @@ class TextData(Validated):
         if self.tokenizer is None and not all(are_tokens):
             raise RecipeError("tokenizer=None; a corpus of text needs one, for example BytePairTokenizer()")
 
+    @property
+    def has_groups(self) -> bool:
+        """True if documents belong together, such as the answers of a pair."""
+        return any(_grouped(corpus) is not None for corpus in self._corpora().values())
+
     def open(self, *, progress: Progress | None = None) -> "OpenedText":
         """Tokenize the corpus, or load it from the cache, and build the sources.
 
@@ -125,7 +130,7 @@ class TextData(Validated):
             parts=parts,
             notes=() if tokenizer is None else self._notes(tokenizer),
             account=self._account(corpora, parts),
-            has_groups=any(_grouped(corpus) is not None for corpus in corpora.values()),
+            has_groups=self.has_groups,
         )
 
     def _account(

@@ -118,6 +118,10 @@ class DecoderTask(Validated, StagedTask):
         return StagedTask.mesh_axes if self.objective.sums_over_rows else StagedTask.mesh_axes - {STAGE}
 
     @property
+    def reads_pairs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.objective.reads_pairs
+
+    @property
     def sums_over_rows(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.objective.sums_over_rows
 

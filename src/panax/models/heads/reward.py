@@ -37,6 +37,8 @@ class RewardTask(HeadedTask):
 
     centering: float = 0.0
 
+    reads_pairs = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.centering < 0.0:

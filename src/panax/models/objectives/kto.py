@@ -48,6 +48,7 @@ class Kto(Validated, DecoderObjective):
     undesirable_weight: float = 1.0
 
     sums_over_rows: ClassVar[bool] = False
+    reads_pairs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("beta", "desirable_weight", "undesirable_weight"):

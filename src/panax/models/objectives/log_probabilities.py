@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -24,6 +25,8 @@ class TargetLogProbabilities(DecoderObjective):
         rows: Rows of the global batch.
         length: Positions of a row, over all devices.
     """
+
+    reads_pairs: ClassVar[bool] = True
 
     rows: int
     length: int

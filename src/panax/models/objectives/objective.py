@@ -52,6 +52,7 @@ class DecoderObjective(abc.ABC):
         required_leaves: Leaves that a batch must have.
         leaf_axes: Logical axes of leaves that other objectives don't read.
         reads_cross_entropy_terms: True if the task's `z_loss` and `label_smoothing` have an effect.
+        reads_pairs: True if each two adjacent segments of a row belong together; data of pairs is refused otherwise.
         sums_over_rows: False if the loss changes when a batch is processed in parts; micro-batches are then an error.
     """
 
@@ -59,6 +60,7 @@ class DecoderObjective(abc.ABC):
     leaf_axes: Mapping[str, Axes] = MappingProxyType({})
     reads_cross_entropy_terms: ClassVar[bool] = False
     sums_over_rows: ClassVar[bool] = True
+    reads_pairs: ClassVar[bool] = False
 
     @property
     def leaf_ranges(self) -> Mapping[str, LeafRange]:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,8 @@ class Preference(Validated, DecoderObjective):
     divergence_alpha: float = 0.5
     temperature: float = 0.05
     target_margin: float = 0.5
+
+    reads_pairs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in self.other_losses:

@@ -8,9 +8,7 @@ import jax
 
 from ...checkpoint import Checkpoint
 from ...core import TrainState, logical_axes, named_leaves
-from ...core.errors import RecipeError, describe_type
 from ...data.loading.class_agreement import find_class_names
-from ...models import DecoderTask
 from ...spmd.composite.low_rank import base_weights, random_mask, with_base_weights
 from ...spmd.composite.quantized_weight import quantize_like, weight_shapes
 from ..compile_ahead import compile_ahead
@@ -52,10 +50,6 @@ def _adapted_values(prepared: PreparedRun, where: str, say: LogFn) -> tuple[Any,
     adapter = find_adapter(where)
     check_all_layers(adapter)
     say(f"starting from the adapter in {where}, beside {adapter.base.where}")
-    if not isinstance(prepared.task, DecoderTask):
-        raise RecipeError(
-            f"init={prepared.experiment.init!r} is for a DecoderTask; the task is {describe_type(prepared.task)}"
-        )
     return adapter.load(prepared.task, *prepared.weight_places)
 
 

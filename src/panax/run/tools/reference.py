@@ -15,6 +15,7 @@ from ...core.task import LOG_PROBABILITIES
 from ...data import PackedSource, Preferences, ReferenceLogProbabilities, TextData
 from ...data.files.cache import cache_directory, read_or_build
 from ...data.files.files import fingerprint
+from ...data.preferences.pair_rows import REFERENCE
 from ...data.preferences.reference import load_reference
 from ...data.text.packing import Documents
 from ...data.text.tokens import TokenStore
@@ -29,6 +30,13 @@ from ..preparation import PreparedRun, prepare
 
 _VERSION = 2
 _FILE = "reference.safetensors"
+
+
+def needs_reference(experiment: Experiment) -> bool:
+    """Return True if an experiment trains on pairs by a loss with a reference model, whose log-probabilities are missing."""
+    corpus = getattr(experiment.data, "corpus", None)
+    is_missing = isinstance(corpus, Preferences) and corpus.reference is None
+    return is_missing and REFERENCE in experiment.task.required_leaves
 
 
 def add_reference(experiment: Experiment, *, say: LogFn = lambda line: None) -> Experiment:

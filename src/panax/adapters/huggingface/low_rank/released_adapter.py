@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from safetensors import SafetensorError, safe_open
 
-from ....core.errors import CheckpointError, RecipeError
+from ....core.errors import CheckpointError, RecipeError, describe_type
 from ....core.params.axes import path_name
 from ....models import Decoder, DecoderConfig, DecoderTask
 from ....models.lora import LoRA, name_in_layer
@@ -42,7 +42,7 @@ class ReleasedAdapter(NamedTuple):
     def task(self) -> DecoderTask:
         return DecoderTask(model=self.config, adapter=self.lora)
 
-    def load(self, task: DecoderTask, params: Any, state: Any) -> tuple[Decoder, Any]:
+    def load(self, task: Any, params: Any, state: Any) -> tuple[Decoder, Any]:
         """Read base and adapter.
 
         Args:
@@ -54,6 +54,8 @@ class ReleasedAdapter(NamedTuple):
             CheckpointError: A file is damaged.
             RecipeError: The task's model or adapter is another.
         """
+        if not isinstance(task, DecoderTask):
+            raise RecipeError(f"{self.folder} is an adapter of a decoder, and the task is {describe_type(task)}")
         ours, theirs = task.adapter, self.lora
         if ours is None:
             raise RecipeError(f"{self.folder} is an adapter, and the task has none; set task.adapter={theirs}")
