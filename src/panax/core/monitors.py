@@ -39,12 +39,31 @@ class MonitorReport(NamedTuple):
 
 @runtime_checkable
 class MetricMonitor(Protocol):
-    """Receives the array metrics of each step, and summarizes them once per record."""
+    """Receives the metrics of each step, and summarizes them once per record."""
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Receive one step's array metrics by name, including those that this monitor does not follow."""
+        """Receive one step's metrics by name, numbers and arrays, including those that this monitor does not follow."""
         ...
 
     def take(self) -> MonitorReport:
         """Return the findings since the last call."""
         ...
+
+
+class JointMonitor:
+    """Several monitors as one."""
+
+    def __init__(self, monitors: Sequence[MetricMonitor]) -> None:
+        self._monitors = tuple(monitors)
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        for monitor in self._monitors:
+            monitor.add(metrics)
+
+    def take(self) -> MonitorReport:
+        reports = [monitor.take() for monitor in self._monitors]
+        return MonitorReport(
+            {name: value for report in reports for name, value in report.scalars.items()},
+            {name: value for report in reports for name, value in report.heat_maps.items()},
+            [warning for report in reports for warning in report.warnings],
+        )

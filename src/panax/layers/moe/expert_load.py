@@ -46,7 +46,8 @@ class ExpertLoadMonitor:
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Add one step's metrics; those not reported by routers are ignored."""
-        found = {name: np.asarray(value, np.float64) for name, value in metrics.items() if name.startswith(PREFIX)}
+        arrays = {name: value for name, value in metrics.items() if name.startswith(PREFIX) and np.ndim(value) > 0}
+        found = {name: np.asarray(value, np.float64) for name, value in arrays.items()}
         if found:
             self._sums = {name: self._sums.get(name, 0.0) + value for name, value in found.items()}
             self._steps += 1

@@ -14,6 +14,7 @@ from ...core.batch_checks import MASK_LEAF, WEIGHT_RANGE, LeafRange, id_range
 from ...core.errors import RecipeError
 from ...core.layout.layout import axis_size
 from ...core.measures import Losses, Metrics
+from ...core.monitors import JointMonitor, MetricMonitor
 from ...core.task import MatmulPrecision
 from ...core.validation import Validated
 from ...kernels import CrossEntropySettings
@@ -169,8 +170,10 @@ class DecoderTask(Validated, StagedTask):
             raise RecipeError(_too_long(facts.sequence_length, model.max_length))
         return dataclasses.replace(self, model=model)
 
-    def create_monitor(self) -> ExpertLoadMonitor | None:
-        return ExpertLoadMonitor(self.model.mixture_layers) if self.model.mixture_layers else None
+    def create_monitor(self) -> MetricMonitor | None:
+        mixtures = self.model.mixture_layers
+        monitors = (ExpertLoadMonitor(mixtures) if mixtures else None, self.objective.create_monitor())
+        return JointMonitor([monitor for monitor in monitors if monitor is not None]) if any(monitors) else None
 
     def flops_per_token(self, length: int) -> float:
         return 3 * (2 * self.model.embed * self.model.vocab_size + self.layer_flops(length))

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from ...core import Axes, Batch
 from ...core.batch_checks import MASK_LEAF, LeafRange
 from ...core.measures import Losses, Metrics
+from ...core.monitors import MetricMonitor
 from ...kernels import CrossEntropySettings
 from ...layers import TokenLoss, token_log_probabilities, token_loss
 
@@ -71,6 +72,10 @@ class DecoderObjective(abc.ABC):
     def leaf_advice(self) -> Mapping[str, str]:
         """Return how to get a leaf that a batch lacks, for messages."""
         return {}
+
+    def create_monitor(self) -> MetricMonitor | None:
+        """Return what follows the metrics of each step, and may warn; None for nothing."""
+        return None
 
     @abc.abstractmethod
     def loss_weights(self, batch: Batch) -> Mapping[str, Float[Array, ""]]:

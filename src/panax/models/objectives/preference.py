@@ -14,6 +14,7 @@ from ...core.batch_checks import MASK_LEAF, LeafRange
 from ...core.errors import RecipeError
 from ...core.measures import Losses, Metrics
 from ...core.validation import Validated
+from .chosen_monitor import ChosenMonitor
 from .objective import DecoderObjective, VocabularyHead
 from .pair_checks import check_pairs, count_chosen_starts, mark_chosen
 from .preference_losses import PREFERENCE_LOSSES, Answers, Divergence, PairLoss, Pairs, PreferenceLoss
@@ -144,6 +145,9 @@ class Preference(Validated, DecoderObjective):
             f"panax.add_reference(experiment), which evaluates it once, or choose reference_free=True, or a loss without a "
             f"reference model: orpo, simpo, cpo"
         }
+
+    def create_monitor(self) -> ChosenMonitor:
+        return ChosenMonitor()
 
     def loss_weights(self, batch: Batch) -> Mapping[str, Float[Array, ""]]:
         weights = dict.fromkeys(self._names, count_chosen_starts(batch))

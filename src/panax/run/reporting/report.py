@@ -220,7 +220,7 @@ class RunReporter(RunPart):
             if (line := zero_gradient_warning(self._prepared, number, values)) is not None:
                 self._say(line)
         if self._watch is not None:
-            self._watch.add({name: value for name, value in host_scalars.items() if np.ndim(value) > 0})
+            self._watch.add(host_scalars)
         experiment = self._prepared.experiment
         self._latest.update(_named(values))
         goes_back = self._decide_rollback(number, values)
