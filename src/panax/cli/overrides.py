@@ -29,7 +29,7 @@ LORA = "--lora"
 PREFERENCE = "--preference"
 
 PREFERENCE_ALIASES = {"dpo": "sigmoid"}
-"""Names of methods whose losses have other names."""
+"""Names of methods, with those of their losses."""
 
 PREFERENCE_RATE = 1e-6
 """Peak learning rate of a released model's preferences; ten times that for adapters."""
