@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .tables.bags import embedding_bag, embedding_rows
     from .tables.table_config import FeatureConfig, Growth, TableConfig
     from .tables.tables import EmbeddingTables, TablesConfig
+    from .top_log_probabilities import TokenTops, TopTokens, token_top_log_probabilities
     from .transformer import TransformerBlock
 
 _WHERE = {
@@ -49,6 +50,7 @@ _WHERE = {
     "mixers.state_space_block": ("StateSpaceBlock",),
     "tables.table_config": ("FeatureConfig", "Growth", "TableConfig"),
     "tables.tables": ("EmbeddingTables", "TablesConfig"),
+    "top_log_probabilities": ("TokenTops", "TopTokens", "token_top_log_probabilities"),
     "transformer": ("TransformerBlock",),
 }
 
@@ -59,7 +61,7 @@ __all__ = [
     "EmbeddingTables", "ExpertLoadMonitor", "FeatureConfig", "FeedForward", "GateClamp", "Growth", "Head", "Latent",
     "LatentAttention", "LatentCache", "LinearScaling", "LongScaling", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding",
     "Rotary", "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache",
-    "TableConfig", "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks", "embedding_bag",
-    "embedding_rows", "register_router", "router_metrics", "router_weights", "run_stacks", "token_log_probabilities",
-    "token_loss",
+    "TableConfig", "TablesConfig", "TokenLoss", "TokenTops", "Tokens", "TopTokens", "TransformerBlock", "YarnScaling",
+    "build_stacks", "embedding_bag", "embedding_rows", "register_router", "router_metrics", "router_weights", "run_stacks",
+    "token_log_probabilities", "token_loss", "token_top_log_probabilities",
 ]  # fmt: skip

@@ -134,10 +134,11 @@ class DecoderTask(Validated, StagedTask):
     @property
     def leaf_ranges(self) -> Mapping[str, LeafRange]:
         words, length = "raise task.model.vocab_size", "raise task.model.max_length"
+        counted = id_range(self.model.vocab_size, counted_by=MASK_LEAF, advice=words)
         return {
             MASK_LEAF: WEIGHT_RANGE,
             "tokens": id_range(self.model.vocab_size, advice=words),
-            "targets": id_range(self.model.vocab_size, counted_by=MASK_LEAF, advice=words),
+            **dict.fromkeys(("targets", *self.objective.id_leaves), counted),
             "segment": LeafRange(0, integral=True),
             "position": id_range(self.model.max_length, advice=length),
             **self.objective.leaf_ranges,
@@ -223,7 +224,7 @@ class DecoderTask(Validated, StagedTask):
             label_smoothing=self.label_smoothing if train else 0.0,
             vocab_size=None if model.vocab_size == model.vocab_rows else model.vocab_size,
         )
-        head = VocabularyHead(params.normalize(items), params.output_table, settings)
+        head = VocabularyHead(params.normalize(items), params.output_table, settings, model.vocab_size)
         losses, metrics = self.objective.compute(head, targets, train)
         if self.metrics and not train:
             logits = gather_logits(params, params.normalize(items))
