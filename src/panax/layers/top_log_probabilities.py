@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from ..core import current_target
 from ..core.layout.target import Target
 from ..kernels.cross_entropy import CrossEntropySettings
+from ..kernels.most_likely_tokens import most_likely_tokens
 from ..kernels.top_log_probabilities import (
     TopInputs,
     TopLogProbabilities,
@@ -107,3 +108,49 @@ class _TokenTops(WeightOp):
         dx, dtable = top_log_probability_gradients(inputs.flat, head, cotangent, self.settings, target=self.target)
         nothing: Any = TopTokens(None, None, None)  # pyright: ignore[reportArgumentType]
         return _Inputs(dx.reshape(inputs.hidden.shape), nothing), [dtable.astype(dtypes[0])]
+
+
+class LikelyTokens(NamedTuple):
+    """The most likely tokens of each position, in descending order, with their log-probabilities."""
+
+    ids: Int[Array, "batch seq k"]
+    log_probabilities: Float[Array, "batch seq k"]
+
+
+def find_likely_tokens(
+    hidden: Float[Array, "batch residual embed"],
+    table: Any,
+    top_k: int,
+    settings: CrossEntropySettings = CrossEntropySettings(),  # noqa: B008
+    *,
+    temperature: float = 1.0,
+) -> LikelyTokens:
+    """Find the most likely tokens under the softmax of `hidden · tableᵀ / temperature`; for evaluations, not differentiable.
+
+    On a mesh, they are of this device's tokens and equal along the axis that shards the vocabulary.
+
+    Args:
+        table: The output head, a parameter with the axes `vocab embed`.
+        top_k: At most the size of the vocabulary.
+        settings: As in `token_top_log_probabilities`.
+    """
+    vocabulary = dataclasses.replace(settings, vocab_axis=find_vocab_axis())
+    op = _LikelyTokens(top_k, TopSettings(vocabulary=vocabulary, temperature=temperature), current_target())
+    return apply_weight_op(op, all_gather_sequence(hidden), gather_weight(table, "vocab embed", hidden.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class _LikelyTokens(WeightOp):
+    """The kernel of most likely tokens."""
+
+    top_k: int
+    settings: TopSettings
+    target: Target
+
+    def forward(self, inputs: jax.Array, *weights: GatheredWeight) -> tuple[LikelyTokens, Any]:
+        x = inputs.reshape(-1, inputs.shape[-1])
+        values = most_likely_tokens(x, weights[0].value, self.top_k, self.settings, target=self.target)
+        return LikelyTokens(*(leaf.reshape(*inputs.shape[:2], self.top_k) for leaf in values)), None
+
+    def backward(self, saved: Any, gradient: Any, *dtypes: Any) -> tuple[Any, list[Any]]:
+        raise NotImplementedError("the most likely tokens have no gradient; evaluate without one")

@@ -25,6 +25,7 @@ from ...spmd import ValueState, assert_sharding, local_sequence, psum_over_token
 from ...spmd.composite.low_rank import low_rank_mask
 from ..leaf_names import LEAF_ALIASES
 from ..lora import LoRA, add_adapters
+from ..objectives.likely_tokens import LikelyTokensOf
 from ..objectives.log_probabilities import TargetLogProbabilities
 from ..objectives.next_token import NextToken
 from ..objectives.objective import DecoderObjective, VocabularyHead
@@ -174,6 +175,18 @@ class DecoderTask(Validated, StagedTask):
 
     def log_probability_task(self, rows: int, length: int) -> "DecoderTask":
         return dataclasses.replace(self, objective=TargetLogProbabilities(rows=rows, length=length))
+
+    def top_log_probability_task(self, rows: int, length: int, *, top_k: int, temperature: float) -> "DecoderTask":
+        objective = LikelyTokensOf(rows=rows, length=length, top_k=top_k, temperature=temperature)
+        return dataclasses.replace(self, objective=objective, z_loss=0.0, label_smoothing=0.0)
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        return self.model.vocab_size or None
+
+    @property
+    def teacher_temperature(self) -> float | None:
+        return self.objective.teacher_temperature
 
     def incremental_model(self, params: Decoder, state: Any, dtype: str = "float32") -> IncrementalDecoder:
         return IncrementalDecoder.create(params, state, dtype)

@@ -78,6 +78,10 @@ class Distill(Validated, DecoderObjective):
         return {TEACHER_TOKENS_LEAF: _AXES, TEACHER_LEAF: _AXES}
 
     @property
+    def teacher_temperature(self) -> float | None:
+        return self.temperature
+
+    @property
     def id_leaves(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return frozenset({TEACHER_TOKENS_LEAF})
 

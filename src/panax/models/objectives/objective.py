@@ -79,6 +79,11 @@ class DecoderObjective(abc.ABC):
     sums_over_rows: ClassVar[bool] = True
 
     @property
+    def teacher_temperature(self) -> float | None:
+        """Return the temperature of a teacher's log-probabilities in the batch; None if it reads none."""
+        return None
+
+    @property
     def leaf_ranges(self) -> Mapping[str, LeafRange]:
         """Return the values that the leaves of `leaf_axes` may hold."""
         return {}
