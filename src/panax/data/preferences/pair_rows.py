@@ -3,7 +3,7 @@
 import bisect
 import itertools
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,9 @@ class PairRows:
         num_cut: Number of pairs that are cut to fit a row.
     """
 
+    record_name: ClassVar[str] = "preference pairs"
+    side_names: ClassVar[tuple[str, str]] = ("chosen", "rejected")
+
     def __init__(
         self,
         documents: Documents,
@@ -75,9 +78,9 @@ class PairRows:
         self.num_cut = len(cut)
         if len(cut) and too_long == "refuse":
             raise DataError(
-                f"{len(cut):,} of {len(lengths):,} preference pairs are longer than data.sequence_length={sequence_length}; the "
-                f"longest has {int(lengths.sum(axis=1).max())} tokens in both answers with their prompts. Raise sequence_length, "
-                f'or set data.corpus.too_long="cut"'
+                f"{len(cut):,} of {len(lengths):,} {self.record_name} are longer than "
+                f"data.sequence_length={sequence_length}; the longest has {int(lengths.sum(axis=1).max())} tokens in both "
+                f'answers with their prompts. Raise sequence_length, or set data.corpus.too_long="cut"'
             )
         self._check_cut(cut)
         sizes = self._lengths.sum(axis=1)
@@ -173,12 +176,12 @@ class PairRows:
         if mask is None:
             return
         for pair in cut.tolist():
-            for side, name in enumerate(("chosen", "rejected")):
+            for side, name in enumerate(self.side_names):
                 start = int(self._documents.starts[2 * pair + side])
                 # The target of the last position is the token after it.
                 if not mask[start + 1 : start + int(self._lengths[pair, side]) + 1].any():
                     raise DataError(
-                        f"preference pair {pair}: nothing of its {name} answer is left in data.sequence_length="
+                        f"number {pair} of the {self.record_name}: nothing of its {name} answer is left in data.sequence_length="
                         f"{self.sequence_length}, since its prompt fills the row; raise sequence_length, or remove the pair"
                     )
 

@@ -59,7 +59,8 @@ class Preference(Validated, DecoderObjective):
         ld_alpha: Weight, in [0, 1], of the log-probabilities of an answer's targets beyond the length of the shorter answer,
             of which a smaller one makes length count less: LD-DPO (arXiv:2409.06411). None: 1.
         weight_by_likelihood: Multiply each pair's loss by both answers' probability, per token and divided by the sum of all
-            tokens' squared probabilities, so that pairs like the model's own answers count more: WPO (arXiv:2406.11827), equation 2.
+            tokens' squared probabilities, so that pairs like the model's own answers count more: WPO (arXiv:2406.11827),
+            equation 2.
     """
 
     loss: PreferenceLoss = "sigmoid"
