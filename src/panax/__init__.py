@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Experiment,
         Result,
         add_reference,
+        add_teacher,
         check,
         compile_step,
         evaluate,
@@ -49,6 +50,7 @@ __getattr__ = lazy_getattr(
         "run.tools.batch_search": ("find_batch",),
         "run.tools.lr_search": ("find_lr",),
         "run.tools.reference": ("add_reference",),
+        "run.tools.teacher": ("add_teacher",),
         "train": ("CompiledStep", "Program"),
     },
     rooms=("adapters", "hooks"),
@@ -58,7 +60,7 @@ register_serializable_module(
     "panax.models", "DecoderTask", "DecoderConfig", "BaseWidth", "HeadSizes", "LoRA", "VitTask", "VitConfig"
 )
 register_serializable_module(
-    "panax.models", "TextClassifierTask", "TextEmbedderTask", "RewardTask", "Kto", "NextToken", "Preference"
+    "panax.models", "TextClassifierTask", "TextEmbedderTask", "RewardTask", "Distill", "Kto", "NextToken", "Preference"
 )
 register_serializable_module(
     "panax.models", "DlrmTask", "DlrmConfig", "HstuConfig", "SequenceTask", "TwoTowerTask", "TwoTowerConfig"
@@ -85,6 +87,6 @@ register_serializable_module("panax.environments", "Acrobot", "Brax", "CartPole"
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapted_model", "adapters", "add_reference",
-    "check", "compile_step", "evaluate", "find_batch", "find_lr", "fit", "hooks", "is_debugging", "join", "load", "open_run",
-    "preset", "released_model", "report", "simulate", "sweep", "time_to_loss",
+    "add_teacher", "check", "compile_step", "evaluate", "find_batch", "find_lr", "fit", "hooks", "is_debugging", "join", "load",
+    "open_run", "preset", "released_model", "report", "simulate", "sweep", "time_to_loss",
 ]  # fmt: skip

@@ -25,6 +25,9 @@ from .protocols import AcceptedOrder, Axes, Batch, IncrementalModel, ModelState,
 LOG_PROBABILITIES = "log_probabilities"
 """Name of the metric of `Task.log_probability_task`."""
 
+TOP_TOKENS, TOP_LOG_PROBABILITIES = "top_tokens", "top_log_probabilities"
+"""Names of the metrics of `Task.top_log_probability_task`."""
+
 
 class DataFacts(NamedTuple):
     """Properties of the training data that a task may adopt.
@@ -394,6 +397,31 @@ class Task(abc.ABC):
             RecipeError: The task has no targets with log-probabilities.
         """
         raise RecipeError(f"{type(self).__name__} has no log-probabilities of targets; a decoder's task has")
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """Return the number of tokens among which a text model predicts; None for other tasks, and if the data decides it."""
+        return None
+
+    @property
+    def teacher_temperature(self) -> float | None:
+        """Return the temperature of the teacher's log-probabilities that the task reads; None if it reads none."""
+        return None
+
+    def top_log_probability_task(self, rows: int, length: int, *, top_k: int, temperature: float) -> "Task":
+        """Return this task with the most likely tokens of each target with loss as the metrics `TOP_TOKENS` and
+        `TOP_LOG_PROBABILITIES` of evaluations, of shape (row, position, k), whole on every device.
+
+        Args:
+            rows, length: Rows of a global batch and their positions.
+            temperature: Divisor of the logits.
+
+        Raises:
+            RecipeError: The task does not predict tokens.
+        """
+        raise RecipeError(
+            f"{type(self).__name__} does not predict tokens, so it can't be a teacher; a decoder's task can"
+        )
 
     @abc.abstractmethod
     def parameter_axes(self, params: Params) -> Any:

@@ -25,6 +25,7 @@ from .loading.preview import format_batch
 from .loading.row_numbers import RowNumbers
 from .mixtures.mixture import Mixture, MixtureComponent
 from .mixtures.mixture_source import ConcatRows, MixedSource
+from .preferences.labeled_answers import LabeledAnswers
 from .preferences.preferences import Preferences
 from .preferences.reference import ReferenceLogProbabilities
 from .tables.bags import Bag, Calendar, CountVocabulary, HashBuckets, HashedIds, IntegerIds
@@ -51,7 +52,7 @@ __all__ = [
     "BytePairTokenizer", "Calendar", "Chats", "ClickArrays", "ClickExamples", "ConcatCorpus", "ConcatRows", "Corpus",
     "CountVocabulary", "Criteo", "Digits", "Document", "DocumentCounts", "Documents", "ExampleData", "ExampleFiles",
     "ExampleSource", "Examples", "FilteredCorpus", "HashBuckets", "HashedIds", "HuggingFaceDisk", "ImageFolder",
-    "IntegerIds", "IterableSource", "Jsonl", "Mds", "MegatronTokens", "MixedSource", "Mixing", "Mixture",
+    "IntegerIds", "IterableSource", "Jsonl", "LabeledAnswers", "Mds", "MegatronTokens", "MixedSource", "Mixing", "Mixture",
     "MixtureComponent", "OpenedExamples", "OpenedPart", "OpenedText", "PackedRows", "PackedSource", "PaddedCrop",
     "PaddedRows", "Parquet", "ParquetImages", "Preferences", "PrefetchIterator", "PretrainedTokenizer", "PythonLibrary",
     "RandAugment", "RandomCrop", "RecordLimits", "ReferenceLogProbabilities", "RowNumbers", "RowSource",

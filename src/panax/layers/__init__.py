@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from .tables.bags import embedding_bag, embedding_rows
     from .tables.table_config import FeatureConfig, Growth, TableConfig
     from .tables.tables import EmbeddingTables, TablesConfig
+    from .top_log_probabilities import (
+        LikelyTokens,
+        TokenTops,
+        TopTokens,
+        find_likely_tokens,
+        token_top_log_probabilities,
+    )
     from .transformer import TransformerBlock
 
 _WHERE = {
@@ -49,17 +56,25 @@ _WHERE = {
     "mixers.state_space_block": ("StateSpaceBlock",),
     "tables.table_config": ("FeatureConfig", "Growth", "TableConfig"),
     "tables.tables": ("EmbeddingTables", "TablesConfig"),
+    "top_log_probabilities": (
+        "LikelyTokens",
+        "TokenTops",
+        "TopTokens",
+        "find_likely_tokens",
+        "token_top_log_probabilities",
+    ),
     "transformer": ("TransformerBlock",),
 }
 
 __getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
-    "Activation", "Attention", "Block", "Cache", "Context", "DeltaNet", "DeltaNetCache", "DynamicScaling", "Embedding",
-    "EmbeddingTables", "ExpertLoadMonitor", "FeatureConfig", "FeedForward", "GateClamp", "Growth", "Head", "Latent",
-    "LatentAttention", "LatentCache", "LinearScaling", "LongScaling", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding",
-    "Rotary", "RotaryScaling", "RouterTerms", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache",
-    "TableConfig", "TablesConfig", "TokenLoss", "Tokens", "TransformerBlock", "YarnScaling", "build_stacks", "embedding_bag",
-    "embedding_rows", "register_router", "router_metrics", "router_weights", "run_stacks", "token_log_probabilities",
-    "token_loss",
+    "Activation", "Attention", "Block", "Cache", "Context", "DeltaNet", "DeltaNetCache", "DynamicScaling",
+    "Embedding", "EmbeddingTables", "ExpertLoadMonitor", "FeatureConfig", "FeedForward", "GateClamp", "Growth",
+    "Head", "Latent", "LatentAttention", "LatentCache", "LikelyTokens", "LinearScaling", "LongScaling",
+    "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "Stack",
+    "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache", "TableConfig", "TablesConfig", "TokenLoss",
+    "TokenTops", "Tokens", "TopTokens", "TransformerBlock", "YarnScaling", "build_stacks", "embedding_bag",
+    "embedding_rows", "find_likely_tokens", "register_router", "router_metrics", "router_weights", "run_stacks",
+    "token_log_probabilities", "token_loss", "token_top_log_probabilities",
 ]  # fmt: skip

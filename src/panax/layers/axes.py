@@ -41,6 +41,7 @@ register_axes(
     Axis("ffn", "width of the feed-forward layer", compute=("tensor",), parallel=True),
     Axis("vocab", "rows of the embedding and of the output head", compute=("tensor",), parallel=True,
          single="the loss splits a vocabulary over one mesh axis"),
+    Axis("candidate", "tokens that a teacher finds most likely at a position"),
     Axis("position", "learned positions"),
     Axis("patch_row", "rows of pixels in a patch of an image"),
     Axis("patch_column", "columns of pixels in a patch of an image"),

@@ -44,7 +44,7 @@ def token_loss(
         settings: Terms of the loss, and the number of real rows of the table; the axis that shards the
             vocabulary is the mesh's.
     """
-    loss = _TokenLoss(dataclasses.replace(settings, vocab_axis=_vocab_axis()), current_target())
+    loss = _TokenLoss(dataclasses.replace(settings, vocab_axis=find_vocab_axis()), current_target())
     head = gather_weight_early(table, "vocab embed", hidden.dtype)
     sums: tuple[jax.Array, jax.Array] = apply_weight_op(loss, _Inputs(all_gather_sequence(hidden), targets, mask), head)
     return TokenLoss(*sums)
@@ -70,7 +70,7 @@ def token_log_probabilities(
     Raises:
         ValueError: The settings have a z-loss or label smoothing.
     """
-    op = _TokenLogProbabilities(dataclasses.replace(settings, vocab_axis=_vocab_axis()), current_target())
+    op = _TokenLogProbabilities(dataclasses.replace(settings, vocab_axis=find_vocab_axis()), current_target())
     return apply_weight_op(
         op, _Inputs(all_gather_sequence(hidden), targets, mask), gather_weight(table, "vocab embed", hidden.dtype)
     )
@@ -134,7 +134,12 @@ class _TokenLogProbabilities(WeightOp):
         return d_inputs, [dtable.astype(dtypes[0])]
 
 
-def _vocab_axis() -> str | None:
+def find_vocab_axis() -> str | None:
+    """Return the mesh axis that shards the vocabulary of a head; None if it is whole.
+
+    Raises:
+        LayoutError: Several axes do.
+    """
     layout = current_layout()
     axes = () if layout is None else layout.compute(("vocab",))[0]
     if len(axes) > 1:

@@ -14,6 +14,7 @@ from .heads.embedder import TextEmbedderTask
 from .heads.headed_task import HeadedDecoder, HeadedTask
 from .heads.reward import RewardTask
 from .lora import LoRA
+from .objectives.distill import Distill
 from .objectives.kto import Kto
 from .objectives.next_token import NextToken
 from .objectives.objective import DecoderObjective
@@ -35,7 +36,7 @@ from .vision.vit_task import VitTask
 
 __all__ = [
     "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "BaseWidth",
-    "ComputeType", "Decoder", "DecoderConfig", "DecoderObjective", "DecoderTask", "DeltaNetConfig", "Dlrm",
+    "ComputeType", "Decoder", "DecoderConfig", "DecoderObjective", "DecoderTask", "DeltaNetConfig", "Distill", "Dlrm",
     "DlrmConfig", "DlrmTask", "HeadSizes", "HeadedDecoder", "HeadedTask", "HstuConfig", "HybridConfig", "Kto", "LoRA",
     "NextToken", "Preference", "RewardTask", "SequenceTask", "TextClassifierTask", "TextEmbedderTask", "TwoTower",
     "TwoTowerConfig", "TwoTowerTask", "Vit", "VitConfig", "VitTask", "compute_logits", "count_active_parameters",

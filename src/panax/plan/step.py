@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from ..data import TextData
 from ..train import CompiledStep
@@ -106,4 +107,5 @@ def disable_compilation_cache() -> Iterator[None]:
 def text_batch(data: TextData) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of a batch of text, the longest if lengths vary, without opening the corpus."""
     shape = (data.batch_size, data.sequence_length)
-    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in data.leaves.items()}
+    dtypes = {name: np.dtype(dtype) for name, dtype in data.leaves.items()}
+    return {name: jax.ShapeDtypeStruct((*shape, *each.shape), each.base) for name, each in dtypes.items()}

@@ -17,9 +17,11 @@ from .tools.lr_curve import RateSearch
 from .tools.lr_search import find_lr
 from .tools.reference import add_reference
 from .tools.sweep import Sweep, sweep
+from .tools.teacher import add_teacher
 
 __all__ = [
-    "BatchSearch", "EvaluateConfig", "Experiment", "LoadedModel", "PlainStep", "ProbeConfig", "QuestionConfig", "RateSearch",
-    "Result", "RollbackConfig", "Run", "Sweep", "TextModel", "VerifyConfig", "add_reference", "check", "compile_step",
-    "evaluate", "find_batch", "find_lr", "fit", "generate_text", "load", "open_run", "prepare", "replace_data", "sweep",
+    "BatchSearch", "EvaluateConfig", "Experiment", "LoadedModel", "PlainStep", "ProbeConfig", "QuestionConfig",
+    "RateSearch", "Result", "RollbackConfig", "Run", "Sweep", "TextModel", "VerifyConfig", "add_reference",
+    "add_teacher", "check", "compile_step", "evaluate", "find_batch", "find_lr", "fit", "generate_text", "load",
+    "open_run", "prepare", "replace_data", "sweep",
 ]  # fmt: skip

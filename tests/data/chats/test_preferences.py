@@ -25,7 +25,7 @@ from panax.data import (
     TextData,
     make_corpus,
 )
-from panax.data.preferences.pair_rows import _cut_lengths, _fill_rows
+from panax.data.preferences.pair_rows import _cut_lengths, fill_rows
 
 USER = [{"role": "user", "content": "the fox"}]
 
@@ -258,7 +258,7 @@ def test_pairs_train_alone(data: Any) -> None:
 def test_rows_are_filled_and_cut_as_documented() -> None:
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 100, 500)
-    rows = _fill_rows(sizes, 128)
+    rows = fill_rows(sizes, 128)
     assert sorted(pair for row in rows for pair in row) == list(range(500))
     assert all(sizes[row].sum() <= 128 for row in rows) and len(rows) <= 1.02 * np.ceil(sizes.sum() / 128)
     lengths = rng.integers(1, 100, (500, 2))

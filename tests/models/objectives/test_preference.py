@@ -11,18 +11,21 @@ import numpy as np
 import pairs
 import pytest
 
-from panax.core import DataError, RecipeError
+from panax.core import DataError, LayoutError, RecipeError
 from panax.core.measures import total_loss
 from panax.layers import Context
 from panax.layers.moe.moe_config import MoE
 from panax.mesh import MeshShape, Placement
 from panax.models import DecoderTask, LoRA, Preference, compute_logits
+from panax.models.objectives.answer_order import number_targets, weight_longer_parts
 from panax.models.objectives.preference import REFERENCE_LEAF
 from panax.models.objectives.preference_losses import PREFERENCE_LOSSES, Answers, Pairs
+from panax.models.objectives.segment_totals import find_slots
 from panax.optim import Optax
 from panax.parallel import Pipeline
 from panax.testing import check_task
 from panax.train import CompiledStep, Program, StepConfig
+from panax.train.assembly.setting_checks import check_rows_together
 
 BETA = 0.3
 
@@ -68,6 +71,12 @@ def log_odds(p: Defined) -> np.ndarray:
     return np.log(chosen / (1.0 - chosen)) - np.log(rejected / (1.0 - rejected))
 
 
+def sorted_loss(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """In the order of `one`."""
+    d = BETA * (one - np.sort(other)[np.argsort(np.argsort(one))])
+    return -(1 - SMOOTHING) * log_sigmoid(d) - SMOOTHING * log_sigmoid(-d)
+
+
 SMOOTHING = 0.1
 DEFINITIONS: dict[str, Callable[[Defined], np.ndarray]] = {
     "sigmoid": lambda p: -(1 - SMOOTHING) * log_sigmoid(p.d) - SMOOTHING * log_sigmoid(-p.d),
@@ -87,6 +96,8 @@ DEFINITIONS: dict[str, Callable[[Defined], np.ndarray]] = {
     "apo_down": lambda p: sigmoid(BETA * p.r_w) + 1 - sigmoid(BETA * (p.r_w - p.r_l)),
     "discopop": lambda p: (1 - sigmoid(p.d / 0.05)) * -log_sigmoid(p.d) + sigmoid(p.d / 0.05) * np.exp(-p.d),
     "sigmoid_norm": lambda p: -log_sigmoid(BETA * p.per_token),
+    "aot": lambda p: sorted_loss(p.w - p.l, p.ref_w - p.ref_l),
+    "aot_unpaired": lambda p: sorted_loss(p.r_w, p.r_l),
     "orpo": lambda p: -BETA * log_sigmoid(log_odds(p)),
     "simpo": lambda p: (
         -(1 - SMOOTHING) * log_sigmoid(BETA * (p.w / p.n_w - p.l / p.n_l) - 0.5)
@@ -183,6 +194,10 @@ FOUR = dataclasses.replace(pairs.MODEL, num_layers=4)
 TASKS = {
     "sigmoid": DecoderTask(model=pairs.MODEL, objective=Preference(beta=BETA, sft_weight=0.3)),
     "orpo": DecoderTask(model=pairs.MODEL, objective=Preference(loss="orpo")),
+    "short": DecoderTask(model=pairs.MODEL, objective=Preference(beta=BETA, ld_alpha=0.4, weight_by_likelihood=True)),
+    "aot": DecoderTask(
+        model=pairs.MODEL, objective=Preference(loss="aot", beta=BETA, other_losses={"aot_unpaired": 0.5})
+    ),
     "experts": DecoderTask(model=EXPERTS, objective=Preference(loss="ipo")),
     "adapters": DecoderTask(model=pairs.MODEL, objective=Preference(), adapter=LoRA(rank=2)),
     "interleaved": DecoderTask(model=FOUR, objective=Preference(), pipeline=Pipeline(schedule="interleaved", chunks=2)),
@@ -215,6 +230,10 @@ def test_trains_like_one_device_on_every_layout(name: str) -> None:
         pytest.param("interleaved", {"stage": 2, "fsdp": 2}, marks=pytest.mark.slow),
         pytest.param("experts", {"expert": 2, "context": 2}, marks=pytest.mark.full),
         pytest.param("adapters", {"replica": 2, "fsdp": 2}, marks=pytest.mark.full),
+        pytest.param("short", {"stage": 2, "context": 2}, marks=pytest.mark.full),
+        pytest.param("short", {"replica": 2, "context": 2, "tensor": 2}, marks=pytest.mark.full),
+        pytest.param("aot", {"context": 2, "tensor": 2, "fsdp": 2}, marks=pytest.mark.full),
+        pytest.param("aot", {"replica": 2, "fsdp": 2, "expert": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_trains_like_one_device(name: str, sizes: dict[str, int]) -> None:
@@ -294,6 +313,11 @@ def test_broken_pairs_are_errors_and_padding_is_none() -> None:
         (lambda: Preference(loss="orpo", divergence="js"), "divergence='js' has no effect on the loss orpo"),
         (lambda: Preference(loss="simpo", reference_free=True), "reference_free has no effect: simpo has no reference"),
         (lambda: Preference(other_losses={"sigmoid": 1.0}), "other_losses has 'sigmoid'; expected losses other than"),
+        (lambda: Preference(ld_alpha=1.5), r"objective.ld_alpha=1.5; expected a weight in \[0, 1\]"),
+        (
+            lambda: Preference(loss="aot", weight_by_likelihood=True),
+            "weight_by_likelihood weights pairs, and the loss aot has parts that sort them",
+        ),
         (lambda: Preference(sft_weight=-1.0), "sft_weight=-1.0; expected 0 or more"),
         (
             lambda: DecoderTask(model=pairs.MODEL, objective=Preference(), z_loss=1e-4),
@@ -304,6 +328,36 @@ def test_broken_pairs_are_errors_and_padding_is_none() -> None:
 def test_settings_without_meaning_are_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         make()
+
+
+def test_losses_that_sort_the_batch_are_refused_where_it_is_split() -> None:
+    task = TASKS["aot"]
+    with pytest.raises(
+        RecipeError, match=r"step.micro_batches=2: the loss of DecoderTask compares each row with all others"
+    ):
+        check_rows_together(task, StepConfig(micro_batches=2), None)
+    program = Program.create(task, pairs.ADAMW, num_steps=1)
+    axes = dict.fromkeys(pairs.batch(), ("batch", "seq"))
+    with pytest.raises(LayoutError, match="stage"):
+        CompiledStep(program, Placement.create(MeshShape(stage=2), devices=jax.devices()[:2]), axes)
+    assert TASKS["sigmoid"].sums_over_rows and not Preference(other_losses={"aot": 0.1}).sums_over_rows
+
+
+def test_the_shorter_answer_has_all_of_its_weight() -> None:
+    """Masks with gaps too: targets count by their number, not by their position."""
+    batch = on_device(pairs.batch())
+    batch["loss_mask"] = batch["loss_mask"].at[:, ::3].set(0.0)
+    number = number_targets(batch)
+    weight = weight_longer_parts(number, find_slots(batch).slot, 0.25)
+    mask, segment = np.asarray(batch["loss_mask"]), np.asarray(batch["segment"])
+    for row in range(len(mask)):
+        for chosen in range(1, segment[row].max() + 1, 2):
+            sides = [np.flatnonzero((segment[row] == each) & (mask[row] > 0)) for each in (chosen, chosen + 1)]
+            shorter = min(map(len, sides))
+            for places in sides:
+                assert np.asarray(number)[row, places].tolist() == list(range(1, len(places) + 1))
+                expected = [1.0] * shorter + [0.25] * (len(places) - shorter)
+                assert np.asarray(weight)[row, places].tolist() == expected
 
 
 def test_a_batch_without_a_reference_is_refused() -> None:

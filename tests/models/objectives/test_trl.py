@@ -124,7 +124,7 @@ def trainer(llama: Llama, tmp_path_factory: pytest.TempPathFactory) -> Any:
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w2")
     data = datasets.Dataset.from_dict({"prompt": ["w3"], "chosen": ["w4"], "rejected": ["w5"]})
     folder = str(tmp_path_factory.mktemp("trl"))
-    settings = DPOConfig(folder, use_cpu=True, bf16=False, report_to="none", disable_dropout=True)
+    settings = DPOConfig(folder, use_cpu=True, bf16=False, report_to="none", disable_dropout=True, use_weighting=True)
     made = DPOTrainer(llama.model, llama.reference_model, settings, train_dataset=data, processing_class=tokenizer)
     llama.model.eval()
     return made
@@ -143,11 +143,16 @@ def collated() -> dict[str, Any]:
 WITH_REFERENCE = [name for name, loss in PREFERENCE_LOSSES.items() if loss.has_reference]
 CASES: dict[str, Preference] = {
     **{
-        name: Preference(loss=name, label_smoothing=0.1 if name in ("robust", "exo_pair") else 0.0)  # type: ignore[arg-type]
+        name: Preference(
+            loss=name, label_smoothing=0.1 if name in ("robust", "exo_pair", "aot", "aot_unpaired") else 0.0
+        )  # type: ignore[arg-type]
         for name in WITH_REFERENCE
     },
     "sigmoid, sft": Preference(beta=0.3, sft_weight=0.7),
     "three at once": Preference(loss="sigmoid", other_losses={"bco_pair": 0.5, "hinge": 2.0}, sft_weight=0.2),
+    "ld": Preference(loss="ipo", ld_alpha=0.3),
+    "wpo": Preference(beta=0.3, weight_by_likelihood=True),
+    "ld and wpo": Preference(ld_alpha=0.0, weight_by_likelihood=True, other_losses={"bco_pair": 0.5}),
     **{f"hinge, {name}": Preference(loss="hinge", divergence=name) for name in ("forward_kl", "js", "alpha")},
 }
 
@@ -165,6 +170,7 @@ def test_equals_trl(name: str, llama: Llama, trainer: Any) -> None:
             [*trainer.loss_weights, objective.chosen_weight],
         )
     trainer.beta, trainer.label_smoothing = objective.beta, objective.label_smoothing
+    trainer.ld_alpha, trainer.use_weighting = objective.ld_alpha, objective.weight_by_likelihood
     trainer.f_divergence_type = {"js": "js_divergence", "alpha": "alpha_divergence"}.get(
         objective.divergence, objective.divergence
     )

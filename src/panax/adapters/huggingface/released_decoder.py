@@ -1,5 +1,6 @@
 """A released decoder with its tokenizer, read without an experiment around it."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -45,13 +46,21 @@ def read_released_decoder(where: str, mesh: MeshShape | None = None) -> Released
         LayoutError: A weight is not divisible over the mesh, or there are not enough devices.
     """
     model = find_model(where)
-    config = config_from(model.folder)
-    if not isinstance(config, DecoderConfig):
-        raise RecipeError(f"{where} is a vision transformer, which does not generate; a decoder does")
-    task = DecoderTask(model=config)
+    task, tokenizer = _read_task(model.folder, where)
     abstract = jax.eval_shape(task.init, jax.random.key(0))
     places = choose_places(task, abstract[0], abstract[1], mesh)
     params, state = with_shardings(abstract, (places.params, places.state))
     params, state = load(model.folder, task, params, state)
-    tokenizer = PretrainedTokenizer(path=str(model.folder)).load().add_generation_config(model.folder)
     return ReleasedDecoder(model.where, task, params, state, tokenizer, places.placement)
+
+
+def read_released_task(where: str) -> tuple[DecoderTask, Tokenizer]:
+    """Read a released decoder's task and tokenizer, without its weights; arguments and errors as in `read_released_decoder`."""
+    return _read_task(find_model(where).folder, where)
+
+
+def _read_task(folder: Path, where: str) -> tuple[DecoderTask, Tokenizer]:
+    config = config_from(folder)
+    if not isinstance(config, DecoderConfig):
+        raise RecipeError(f"{where} is a vision transformer, which does not generate; a decoder does")
+    return DecoderTask(model=config), PretrainedTokenizer(path=str(folder)).load().add_generation_config(folder)

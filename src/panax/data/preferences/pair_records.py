@@ -10,8 +10,8 @@ from ..chats.layouts import OPTIONS
 from ..files.files import BadRecordError
 from ..text.corpus import Document
 
-PAIR_FIELDS = ("prompt", "chosen", "rejected", "tools", OPTIONS)
-"""Fields that pairs are read from."""
+PAIR_FIELDS = ("prompt", "chosen", "rejected", "tools", OPTIONS, "completion", "label")
+"""Fields that pairs are read from, and those of labeled answers, to recognize them."""
 
 ANSWERS = ("chosen", "rejected")
 
@@ -56,12 +56,16 @@ def read_pair(record: Any, where: str) -> PreferencePair:
     if not isinstance(record, Mapping):
         raise BadRecordError(where, f"the record is {type(record).__name__}; {_EXPECTED}")
     missing = [name for name in ("chosen", "rejected") if record.get(name) is None]
+    if len(missing) == 2 and record.get("completion") is not None and record.get("label") is not None:
+        raise BadRecordError(
+            where,
+            "it has completion and label, which are those of a labeled answer: read it with data.LabeledAnswers, for models.Kto",
+        )
     if missing:
-        fields = ", ".join(map(repr, record)) or "none"
-        raise BadRecordError(where, f"no field {' and '.join(map(repr, missing))}; it has {fields}; {_EXPECTED}")
+        raise BadRecordError(where, f"{describe_fields(record, missing)}; {_EXPECTED}")
     prompt, chosen, rejected = record.get("prompt"), record["chosen"], record["rejected"]
     kinds = {
-        name: _kind(record[name], name, where)
+        name: describe_kind(record[name], name, where, _EXPECTED)
         for name in ("prompt", "chosen", "rejected")
         if record.get(name) is not None
     }
@@ -100,12 +104,23 @@ def _pair(halves: Iterable[Document], where: str) -> PreferencePair:
     )
 
 
-def _kind(value: Any, name: str, where: str) -> str:
+def describe_fields(record: Mapping[str, Any], missing: Sequence[str]) -> str:
+    """Describe the fields that a record lacks, and those that it has."""
+    fields = ", ".join(repr(name) for name, value in record.items() if value is not None) or "none"
+    return f"no field {' and '.join(map(repr, missing))}; it has {fields}"
+
+
+def describe_kind(value: Any, name: str, where: str, expected: str) -> str:
+    """Return "text" or "messages".
+
+    Raises:
+        BadRecordError: The value is neither.
+    """
     if isinstance(value, str):
         return "text"
     if isinstance(value, Sequence) and all(isinstance(message, Mapping) for message in value):
         return "messages"
-    raise BadRecordError(where, f"{name} is {type(value).__name__}; {_EXPECTED}")
+    raise BadRecordError(where, f"{name} is {type(value).__name__}; {expected}")
 
 
 def _messages(answer: Any) -> list[Any]:

@@ -3,14 +3,14 @@
 import bisect
 import itertools
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from panax.core.errors import DataError
 
-from ..text.packing import Documents, PackedRow, Pieces, gather_pieces, permutation
+from ..text.packing import Documents, PackedRow, Pieces, find_targets, gather_pieces, permutation
 from ..text.token_source import TEXT_LEAVES
 from .reference import ReferenceLogProbabilities
 
@@ -49,6 +49,9 @@ class PairRows:
         num_cut: Number of pairs that are cut to fit a row.
     """
 
+    record_name: ClassVar[str] = "preference pairs"
+    side_names: ClassVar[tuple[str, str]] = ("chosen", "rejected")
+
     def __init__(
         self,
         documents: Documents,
@@ -78,13 +81,13 @@ class PairRows:
         self.num_cut = len(cut)
         if len(cut) and too_long == "refuse":
             raise DataError(
-                f"{len(cut):,} of {len(lengths):,} preference pairs are longer than data.sequence_length={sequence_length}; the "
-                f"longest has {int(lengths.sum(axis=1).max())} tokens in both answers with their prompts. Raise sequence_length, "
-                f'or set data.corpus.too_long="cut"'
+                f"{len(cut):,} of {len(lengths):,} {self.record_name} are longer than "
+                f"data.sequence_length={sequence_length}; the longest has {int(lengths.sum(axis=1).max())} tokens in both "
+                f'answers with their prompts. Raise sequence_length, or set data.corpus.too_long="cut"'
             )
         self._check_cut(cut)
         sizes = self._lengths.sum(axis=1)
-        bins = _fill_rows(sizes, sequence_length) if packing else [[pair] for pair in range(len(sizes))]
+        bins = fill_rows(sizes, sequence_length) if packing else [[pair] for pair in range(len(sizes))]
         self._pairs = np.array(list(itertools.chain.from_iterable(bins)), np.int64)
         self._bounds = np.cumsum([0, *(len(pairs) for pairs in bins)])
         self._sizes = np.array([sizes[pairs].sum() for pairs in bins], np.int64)
@@ -116,13 +119,13 @@ class PairRows:
         rows = gather_pieces(self._documents.store, pieces, shape)
         if self._reference is None:
             return rows
-        targets = _target_indices(pieces, shape)
+        targets = find_targets(pieces, shape)
         values = self._reference.values[np.maximum(targets, 0)]
         return PairRow(*rows, np.where((targets >= 0) & (rows.loss_mask > 0), values, np.float32(0)))
 
     def target_indices(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
         """Return the index of each position's target in the token file, of shape (row, width); -1 without a target."""
-        return _target_indices(self._pieces(epoch, indices), (len(indices), width))
+        return find_targets(self._pieces(epoch, indices), (len(indices), width))
 
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
         if self._packing:
@@ -176,12 +179,12 @@ class PairRows:
         if mask is None:
             return
         for pair in cut.tolist():
-            for side, name in enumerate(("chosen", "rejected")):
+            for side, name in enumerate(self.side_names):
                 start = int(self._documents.starts[2 * pair + side])
                 # The target of the last position is the token after it.
                 if not mask[start + 1 : start + int(self._lengths[pair, side]) + 1].any():
                     raise DataError(
-                        f"preference pair {pair}: nothing of its {name} answer is left in data.sequence_length="
+                        f"number {pair} of the {self.record_name}: nothing of its {name} answer is left in data.sequence_length="
                         f"{self.sequence_length}, since its prompt fills the row; raise sequence_length, or remove the pair"
                     )
 
@@ -196,10 +199,10 @@ def _cut_lengths(lengths: npt.NDArray[np.int64], room: int) -> npt.NDArray[np.in
     return np.stack([chosen, np.minimum(lengths[:, 1], room - chosen)], axis=1)
 
 
-def _fill_rows(sizes: npt.NDArray[np.int64], room: int) -> list[list[int]]:
+def fill_rows(sizes: npt.NDArray[np.int64], room: int) -> list[list[int]]:
     """Put pairs into rows, the longest first, each into the fullest row that has room for it.
 
-    >>> _fill_rows(np.array([3, 5, 4, 2]), 7)
+    >>> fill_rows(np.array([3, 5, 4, 2]), 7)
     [[1, 3], [2, 0]]
     """
     rows: list[list[int]] = []
@@ -215,14 +218,3 @@ def _fill_rows(sizes: npt.NDArray[np.int64], room: int) -> list[list[int]]:
         rows[row].append(pair)
         bisect.insort(free, (left - size, row))
     return rows
-
-
-def _target_indices(pieces: Pieces, shape: tuple[int, int]) -> npt.NDArray[np.int64]:
-    indices = np.full(shape[0] * shape[1], -1, np.int64)
-    before = np.cumsum(pieces.length) - pieces.length
-    within = np.arange(int(pieces.length.sum())) - np.repeat(before, pieces.length)
-    places = np.repeat(pieces.row * shape[1] + pieces.offset, pieces.length) + within
-    indices[places] = np.repeat(pieces.start, pieces.length) + within + 1
-    last = (pieces.row * shape[1] + pieces.offset + pieces.length - 1)[pieces.ends_document]
-    indices[last] = -1
-    return indices.reshape(shape)

@@ -16,6 +16,7 @@ from ..formats.mds import Mds
 from ..formats.megatron import MegatronTokens
 from ..formats.records import HuggingFaceDisk, Jsonl, Parquet
 from ..formats.webdataset import WebDataset
+from ..preferences.labeled_answers import LabeledAnswers
 from ..preferences.preferences import Preferences
 from .concat import ConcatCorpus
 from .corpus import BadRecord, Corpus, Document, PythonLibrary, TextFiles
@@ -34,6 +35,7 @@ TextCorpus = (
     | ConcatCorpus
     | Chats
     | Preferences
+    | LabeledAnswers
     | Corpus
 )
 """Text corpora that a recipe can name, including custom ones."""

@@ -143,6 +143,13 @@ class PackedRows:
 
     def read_rows(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
         self._documents.store.check()
+        return gather_pieces(self._documents.store, self._pieces(epoch, indices), (len(indices), width))
+
+    def target_indices(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+        """Return the index of each position's target in the token file, of shape (row, width); -1 without a target."""
+        return find_targets(self._pieces(epoch, indices), (len(indices), width))
+
+    def _pieces(self, epoch: int, indices: npt.NDArray[np.int64]) -> "Pieces":
         stream = self._stream(epoch)
         begins = stream.windows[indices] * self.sequence_length
         ends = np.minimum(begins + self.sequence_length, stream.ends[-1])
@@ -155,7 +162,7 @@ class PackedRows:
         stream_start = stream_end - self._documents.lengths[document]
         begin = np.maximum(stream_start, begins[row])
         end = np.minimum(stream_end, ends[row])
-        pieces = Pieces(
+        return Pieces(
             row=row,
             offset=begin - begins[row],
             segment=number + 1,
@@ -163,7 +170,6 @@ class PackedRows:
             length=end - begin,
             ends_document=stream_end <= ends[row],
         )
-        return gather_pieces(self._documents.store, pieces, (len(indices), width))
 
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
         return self.sequence_length
@@ -237,10 +243,17 @@ class PaddedRows:
 
     def read_rows(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> PackedRow:
         self._documents.store.check()
+        return gather_pieces(self._documents.store, self._pieces(epoch, indices), (len(indices), width))
+
+    def target_indices(self, epoch: int, indices: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+        """Return the index of each position's target in the token file, of shape (row, width); -1 without a target."""
+        return find_targets(self._pieces(epoch, indices), (len(indices), width))
+
+    def _pieces(self, epoch: int, indices: npt.NDArray[np.int64]) -> "Pieces":
         document = self._order(epoch)[indices]
         length = self._documents.lengths[document]
         kept_lengths = np.minimum(length, self.sequence_length)
-        pieces = Pieces(
+        return Pieces(
             row=np.arange(len(indices)),
             offset=np.zeros(len(indices), np.int64),
             segment=np.ones(len(indices), np.int64),
@@ -248,7 +261,6 @@ class PaddedRows:
             length=kept_lengths,
             ends_document=kept_lengths == length,
         )
-        return gather_pieces(self._documents.store, pieces, (len(indices), width))
 
     def width(self, epoch: int, indices: npt.NDArray[np.int64]) -> int:
         longest = self._documents.lengths[self._order(epoch)[indices]].max(initial=1)
@@ -358,6 +370,18 @@ def gather_pieces(store: TokenStore, pieces: Pieces, shape: tuple[int, int]) -> 
         for leaf in rows:
             leaf[padding] = 0
     return rows
+
+
+def find_targets(pieces: Pieces, shape: tuple[int, int]) -> npt.NDArray[np.int64]:
+    """Return the index in the token file of each position's target, of this shape of rows; -1 without a target."""
+    indices = np.full(shape[0] * shape[1], -1, np.int64)
+    before = np.cumsum(pieces.length) - pieces.length
+    within = np.arange(int(pieces.length.sum())) - np.repeat(before, pieces.length)
+    places = np.repeat(pieces.row * shape[1] + pieces.offset, pieces.length) + within
+    indices[places] = np.repeat(pieces.start, pieces.length) + within + 1
+    last = (pieces.row * shape[1] + pieces.offset + pieces.length - 1)[pieces.ends_document]
+    indices[last] = -1
+    return indices.reshape(shape)
 
 
 def _copy_pieces(

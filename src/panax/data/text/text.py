@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,13 @@ from ..files.cache import cache_directory
 from ..files.skipped_files import describe_skipped_corpus_files
 from ..mixtures.mixture import Mixture
 from ..mixtures.mixture_source import ConcatRows, MixedSource, derive_part_seed
+from ..teacher.stored_teacher import load_teacher, read_facts
+from ..teacher.teacher_rows import TeacherRows, teacher_leaves
 from .corpus import PythonLibrary
 from .encoding import inner_corpus
 from .filtered_corpus import FilteredCorpus, PlainCorpus
 from .grouped import GroupedCorpus, GroupedRows
-from .packing import Documents, PackedRows, PaddedRows, permutation
+from .packing import Documents, PackedRows, PackedRowSource, PaddedRows, permutation
 from .record_checks import RecordLimits
 from .row_lengths import describe_lengths, describe_skipped_documents
 from .text_bytes import bytes_per_target
@@ -55,6 +57,7 @@ class TextData(Validated):
         max_characters: A longer document (prompt and text together) is a bad record. None: no limit.
         max_bad_records: Up to this many unusable records of a corpus are skipped and recorded; more are an
             error.
+        teacher: A folder with a teacher's most likely tokens, as `panax.add_teacher` writes it, for `models.Distill`.
         cache_dir: Directory of tokenized corpora. None: $PANAX_CACHE, else ~/.cache/panax.
     """
 
@@ -68,6 +71,7 @@ class TextData(Validated):
     buckets: tuple[int, ...] = ()
     max_characters: int | None = None
     max_bad_records: int = 0
+    teacher: str | None = None
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -95,6 +99,11 @@ class TextData(Validated):
             raise RecipeError(
                 f"part {grouped[0]!r} of the mixture is a {type(parts[grouped[0]]).__name__}, which trains alone; name all its "
                 f"files in one, in place of the mixture"
+            )
+        if self.teacher is not None and (len(parts) > 1 or grouped):
+            raise RecipeError(
+                "data.teacher is of the documents of one corpus, and data.corpus is a "
+                f"{type(self.corpus).__name__}; remove it, or train on one corpus"
             )
         if self.tokenizer is None and not all(are_tokens):
             raise RecipeError("tokenizer=None; a corpus of text needs one, for example BytePairTokenizer()")
@@ -198,10 +207,11 @@ class TextData(Validated):
         )
 
     @property
-    def leaves(self) -> Mapping[str, type]:
-        """Names and dtypes of a batch's leaves, each (batch, seq)."""
+    def leaves(self) -> Mapping[str, Any]:
+        """Names and dtypes of a batch's leaves, each (batch, seq); dtypes with a shape have it in addition."""
         corpus = _grouped(next(iter(self._corpora().values())))
-        return TEXT_LEAVES if corpus is None else corpus.leaves
+        leaves = TEXT_LEAVES if corpus is None else corpus.leaves
+        return leaves if self.teacher is None else {**leaves, **teacher_leaves(read_facts(self.teacher).top_k)}
 
     def _corpora(self) -> Mapping[str, PlainCorpus | FilteredCorpus]:
         """Return the corpora by the names of the mixture's parts; a single corpus has the name ""."""
@@ -213,12 +223,19 @@ class TextData(Validated):
         rows = [self._rows(part.training, name) for name, part in parts.items()]
         if isinstance(self.corpus, Mixture):
             return MixedSource(self.corpus, rows, batch_size=self.batch_size, seed=self.seed)
-        return PackedSource(rows[0], batch_size=self.batch_size)
+        return PackedSource(self._with_teacher(rows[0], next(iter(parts.values()))), batch_size=self.batch_size)
 
     def _held_out(self, parts: Mapping[str, "OpenedPart"]) -> PackedSource:
         rows = [self._rows(part.held_out, name) for name, part in parts.items() if part.held_out is not None]
-        judged = rows[0] if len(rows) == 1 else ConcatRows(rows, seed=self.seed)
+        first = self._with_teacher(rows[0], next(iter(parts.values())))
+        judged = first if len(rows) == 1 else ConcatRows(rows, seed=self.seed)
         return PackedSource(judged, batch_size=self.batch_size, epochs=1)
+
+    def _with_teacher(self, rows: PackedRows | PaddedRows | GroupedRows, part: "OpenedPart") -> PackedRowSource:
+        if self.teacher is None:
+            return rows
+        assert isinstance(rows, PackedRows | PaddedRows)
+        return TeacherRows(rows, load_teacher(self.teacher, part.training.store))
 
     def _rows(self, documents: Documents, name: str) -> PackedRows | PaddedRows | GroupedRows:
         seed = derive_part_seed(self.seed, name) if name else self.seed

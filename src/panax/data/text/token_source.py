@@ -1,8 +1,8 @@
 """The source of token batches: global batches in an order fixed by the seed, starting at any position."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,17 @@ TEXT_LEAVES = {
 TEXT_AXES: Mapping[str, Axes] = MappingProxyType(dict.fromkeys(PackedRow._fields, ("batch", "seq")))
 
 
-def row_leaves(rows: PackedRowSource) -> Mapping[str, type]:
-    """Return the leaves of a batch of these rows, by name, with the dtype of each."""
+def row_leaves(rows: PackedRowSource) -> Mapping[str, Any]:
+    """Return the leaves of a batch of these rows, by name, with the dtype of each: one with a shape if it has several values
+    for each position.
+    """
     return getattr(rows, "leaves", TEXT_LEAVES)
 
 
-def leaf_axes(leaves: Iterable[str]) -> Mapping[str, Axes]:
-    """Return the logical axes of a text batch's leaves."""
-    return MappingProxyType(dict.fromkeys(leaves, ("batch", "seq")))
+def leaf_axes(leaves: Mapping[str, Any]) -> Mapping[str, Axes]:
+    """Return the logical axes of a text batch's leaves, given their dtypes."""
+    inner = {name: ("candidate",) * len(np.dtype(dtype).shape) for name, dtype in leaves.items()}
+    return MappingProxyType({name: ("batch", "seq", *axes) for name, axes in inner.items()})
 
 
 WantedRows = Sequence[int] | npt.NDArray[np.integer]

@@ -102,6 +102,17 @@ class Tokenizer:
             "tokenizer", json.loads(backend.to_str()), end_of_document, *self.start_of_document
         )
 
+    def find_difference(self, other: "Tokenizer") -> str | None:
+        """Describe a token that has another id, or none, in the other tokenizer; None if both have the same tokens."""
+        ours, theirs = self._vocabulary, other._vocabulary
+        differing = min(
+            (token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)), default=None
+        )
+        if differing is None:
+            return None
+        ids = ["no id" if ids.get(differing) is None else f"the id {ids[differing]}" for ids in (ours, theirs)]
+        return f"{differing!r} has {ids[0]} in one, and {ids[1]} in the other"
+
     def encode(self, text: str) -> list[int]:
         """Encode one text, without special tokens; a document begins with `start_of_document` before it."""
         with _panics_are_errors("a text can't be encoded"):

@@ -10,7 +10,7 @@ The format is a directory of plain little-endian arrays and one JSON header:
     tokens.bin          num_tokens ids; each document is followed by the end-of-document id, if there is one
     offsets.bin         num_documents + 1 int64: document d is tokens[offsets[d]:offsets[d + 1]], its end included
     target_counts.bin   vocab_size int64: how often each id is a target that carries loss
-    loss_mask.bin       only if has_loss_mask: num_tokens uint8, 1 if the id, as a target, carries loss
+    loss_mask.bin       only if has_loss_mask: num_tokens uint8, above 0 if the id, as a target, carries loss
     bad_records.jsonl   only if num_bad_records: {"where", "reason"} of each record that was skipped
 
 `content` is a hash of the ids, the offsets and the mask: the same on every machine, whenever the file was
@@ -60,7 +60,7 @@ class TokenStore:
     Attributes:
         tokens: All ids, memory-mapped.
         offsets: Start of each document, and the end of the last one.
-        loss_mask: 1 if an id carries loss as a target; None if all do.
+        loss_mask: Above 0 if an id carries loss as a target; None if all do.
         target_counts: How often each id is a target that carries loss.
         vocab_size: One more than the largest possible id.
         end_of_document: The id that ends each document; None if documents end without an id.
@@ -233,7 +233,7 @@ class TokenWriter:
         if self._masked:
             self._write("loss_mask", mask)
         mask[starts] = 0  # nothing predicts a document's first token
-        self._counts += np.bincount(ids[mask == 1], minlength=self._vocab_size)
+        self._counts += np.bincount(ids[mask != 0], minlength=self._vocab_size)
         self._num_written += len(ids)
         self._ids, self._lengths, self._num_prompt_tokens, self._losses = [], [], [], []
 

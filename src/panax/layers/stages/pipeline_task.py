@@ -139,10 +139,11 @@ def _share_of(leaf: jax.Array, share: LastStageShare, by_position: bool) -> jax.
     if by_position:
         axes = sequence_parallel_axes()
         ways = jax.lax.axis_size(axes) if axes else 1
-        leaf = leaf.reshape(leaf.shape[0], ways, leaf.shape[1] // ways).swapaxes(0, 1).reshape(ways, -1)
+        inner = leaf.shape[2:]
+        leaf = leaf.reshape(leaf.shape[0], ways, leaf.shape[1] // ways, *inner).swapaxes(0, 1).reshape(ways, -1, *inner)
     else:
         leaf = leaf[None]
     padding = each * share.parts - leaf.shape[1]
     padded = jnp.pad(leaf, ((0, 0), (0, padding), *((0, 0),) * (leaf.ndim - 2)))
     stage_share = jax.lax.dynamic_slice_in_dim(padded, share.part * each, each, axis=1)
-    return stage_share.reshape(1, -1) if by_position else stage_share[0]
+    return stage_share.reshape(1, -1, *stage_share.shape[2:]) if by_position else stage_share[0]

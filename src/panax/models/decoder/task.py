@@ -26,6 +26,7 @@ from ...spmd import ValueState, assert_sharding, local_sequence, psum_over_token
 from ...spmd.composite.low_rank import low_rank_mask
 from ..leaf_names import LEAF_ALIASES
 from ..lora import LoRA, add_adapters
+from ..objectives.likely_tokens import LikelyTokensOf
 from ..objectives.log_probabilities import TargetLogProbabilities
 from ..objectives.next_token import NextToken
 from ..objectives.objective import DecoderObjective, VocabularyHead
@@ -139,10 +140,11 @@ class DecoderTask(Validated, StagedTask):
     @property
     def leaf_ranges(self) -> Mapping[str, LeafRange]:
         words, length = "raise task.model.vocab_size", "raise task.model.max_length"
+        counted = id_range(self.model.vocab_size, counted_by=MASK_LEAF, advice=words)
         return {
             MASK_LEAF: WEIGHT_RANGE,
             "tokens": id_range(self.model.vocab_size, advice=words),
-            "targets": id_range(self.model.vocab_size, counted_by=MASK_LEAF, advice=words),
+            **dict.fromkeys(("targets", *self.objective.id_leaves), counted),
             "segment": LeafRange(0, integral=True),
             "position": id_range(self.model.max_length, advice=length),
             **self.objective.leaf_ranges,
@@ -180,6 +182,18 @@ class DecoderTask(Validated, StagedTask):
 
     def log_probability_task(self, rows: int, length: int) -> "DecoderTask":
         return dataclasses.replace(self, objective=TargetLogProbabilities(rows=rows, length=length))
+
+    def top_log_probability_task(self, rows: int, length: int, *, top_k: int, temperature: float) -> "DecoderTask":
+        objective = LikelyTokensOf(rows=rows, length=length, top_k=top_k, temperature=temperature)
+        return dataclasses.replace(self, objective=objective, z_loss=0.0, label_smoothing=0.0)
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        return self.model.vocab_size or None
+
+    @property
+    def teacher_temperature(self) -> float | None:
+        return self.objective.teacher_temperature
 
     def incremental_model(self, params: Decoder, state: Any, dtype: str = "float32") -> IncrementalDecoder:
         return IncrementalDecoder.create(params, state, dtype)
@@ -230,7 +244,7 @@ class DecoderTask(Validated, StagedTask):
             label_smoothing=self.label_smoothing if train else 0.0,
             vocab_size=None if model.vocab_size == model.vocab_rows else model.vocab_size,
         )
-        head = VocabularyHead(params.normalize(items), params.output_table, settings)
+        head = VocabularyHead(params.normalize(items), params.output_table, settings, model.vocab_size)
         losses, metrics = self.objective.compute(head, targets, train)
         if self.metrics and not train:
             logits = gather_logits(params, params.normalize(items))

@@ -17,7 +17,7 @@ from ...core.batch_checks import MASK_LEAF, LeafRange
 from ...core.measures import Losses, Metrics
 from ...core.monitors import MetricMonitor
 from ...kernels import CrossEntropySettings
-from ...layers import TokenLoss, token_log_probabilities, token_loss
+from ...layers import TokenLoss, TokenTops, TopTokens, token_log_probabilities, token_loss, token_top_log_probabilities
 
 
 class VocabularyHead(NamedTuple):
@@ -29,11 +29,13 @@ class VocabularyHead(NamedTuple):
         hidden: Normalized hidden states.
         table: The output table, a parameter with the axes `vocab embed`.
         settings: The soft-cap and the vocabulary, with the task's z-loss and label smoothing in training.
+        vocab_size: Number of tokens, without padding.
     """
 
     hidden: Float[Array, "batch residual embed"]
     table: Any
     settings: CrossEntropySettings
+    vocab_size: int
 
     def token_loss(self, targets: Int[Array, "batch seq"], mask: Float[Array, "batch seq"]) -> TokenLoss:
         """Compute the cross-entropy, summed over targets by the mask."""
@@ -45,6 +47,20 @@ class VocabularyHead(NamedTuple):
         """Compute the log-probability of each target; 0 if its mask is 0."""
         return token_log_probabilities(self.hidden, self.table, targets, mask, self.settings)
 
+    def top_log_probabilities(
+        self,
+        ids: Int[Array, "batch seq k"],
+        targets: Int[Array, "batch seq"],
+        mask: Float[Array, "batch seq"],
+        *,
+        temperature: float,
+    ) -> TokenTops:
+        """Compute the log-probabilities of distinct ids and of all others, with logits divided by the temperature, and that of
+        each target; 0 if its mask is 0.
+        """
+        given = TopTokens(ids, targets, mask)
+        return token_top_log_probabilities(self.hidden, self.table, given, self.settings, temperature=temperature)
+
 
 class DecoderObjective(abc.ABC):
     """Base of objectives: frozen dataclasses without arrays.
@@ -52,6 +68,7 @@ class DecoderObjective(abc.ABC):
     Attributes:
         required_leaves: Leaves that a batch must have.
         leaf_axes: Logical axes of leaves that other objectives don't read.
+        id_leaves: Those of them that hold ids of the vocabulary, wherever a target has loss.
         reads_cross_entropy_terms: True if the task's `z_loss` and `label_smoothing` have an effect.
         reads_pairs: True if each two adjacent segments of a row belong together; data of pairs is refused otherwise.
         sums_over_rows: False if the loss changes when a batch is processed in parts; micro-batches are then an error.
@@ -59,9 +76,15 @@ class DecoderObjective(abc.ABC):
 
     required_leaves: frozenset[str] = frozenset({"tokens", "targets", MASK_LEAF})
     leaf_axes: Mapping[str, Axes] = MappingProxyType({})
+    id_leaves: frozenset[str] = frozenset()
     reads_cross_entropy_terms: ClassVar[bool] = False
     sums_over_rows: ClassVar[bool] = True
     reads_pairs: ClassVar[bool] = False
+
+    @property
+    def teacher_temperature(self) -> float | None:
+        """Return the temperature of a teacher's log-probabilities in the batch; None if it reads none."""
+        return None
 
     @property
     def leaf_ranges(self) -> Mapping[str, LeafRange]:
@@ -82,7 +105,7 @@ class DecoderObjective(abc.ABC):
         """Return each loss's weight, summed over this device's part of a batch, or of all micro-batches."""
 
     def targets(self, batch: Batch) -> Mapping[str, Array]:
-        """Return what `compute` reads of a batch: leaves with one value per position, 0 for padding."""
+        """Return what `compute` reads of a batch: leaves with one value, or vector, per position, 0 for padding."""
         return {name: batch[name] for name in ("targets", MASK_LEAF)}
 
     @abc.abstractmethod

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from ...core.batch_checks import MASK_LEAF, LeafRange
 from ...core.errors import RecipeError
 from ...core.measures import Losses, Metrics
 from ...core.validation import Validated
+from .answer_order import number_targets, weight_longer_parts
 from .chosen_monitor import ChosenMonitor
 from .objective import DecoderObjective, VocabularyHead
 from .pair_checks import check_pairs, count_chosen_starts, mark_chosen
@@ -57,6 +58,11 @@ class Preference(Validated, DecoderObjective):
         divergence_alpha: Exponent of the alpha divergence.
         temperature: Of discopop's mixture.
         target_margin: Margin that simpo asks for, in units of the scaled margin.
+        ld_alpha: Weight, in [0, 1], of the log-probabilities of an answer's targets beyond the length of the shorter answer,
+            of which a smaller one makes length count less: LD-DPO (arXiv:2409.06411). None: 1.
+        weight_by_likelihood: Multiply each pair's loss by both answers' probability, per token and divided by the sum of all
+            tokens' squared probabilities, so that pairs like the model's own answers count more: WPO (arXiv:2406.11827),
+            equation 2.
     """
 
     loss: PreferenceLoss = "sigmoid"
@@ -69,6 +75,8 @@ class Preference(Validated, DecoderObjective):
     divergence_alpha: float = 0.5
     temperature: float = 0.05
     target_margin: float = 0.5
+    ld_alpha: float | None = None
+    weight_by_likelihood: bool = False
 
     reads_pairs: ClassVar[bool] = True
 
@@ -93,6 +101,13 @@ class Preference(Validated, DecoderObjective):
             )
         if "exo_pair" in self._table and not self.label_smoothing:
             raise RecipeError("objective.label_smoothing=0 makes the loss exo_pair infinite; set a share such as 1e-3")
+        if self.ld_alpha is not None and not 0.0 <= self.ld_alpha <= 1.0:
+            raise RecipeError(f"objective.ld_alpha={self.ld_alpha}; expected a weight in [0, 1]")
+        if self.weight_by_likelihood and not self.sums_over_rows:
+            raise RecipeError(
+                f"objective.weight_by_likelihood weights pairs, and the loss {', '.join(self._table)} has parts that sort them; "
+                f"remove one of them"
+            )
         self._check_effects()
 
     def _check_effects(self) -> None:
@@ -115,6 +130,10 @@ class Preference(Validated, DecoderObjective):
     @property
     def _table(self) -> Mapping[str, PairLoss]:
         return {name: PREFERENCE_LOSSES[name] for name in (self.loss, *self.other_losses)}
+
+    @property
+    def sums_over_rows(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return all(loss.compute_among is None for loss in self._table.values())
 
     @property
     def needs_reference(self) -> bool:
@@ -167,33 +186,52 @@ class Preference(Validated, DecoderObjective):
             "chosen": mark_chosen(batch),
             "stray": slots.stray,
         }
+        if self.ld_alpha is not None:
+            leaves["number"] = number_targets(batch)
         return leaves | {name: batch[name] for name in self.leaf_axes}
 
     def compute(self, head: VocabularyHead, targets: Mapping[str, Array], train: bool) -> tuple[Losses, Metrics]:
         mask, slot, starts = targets[MASK_LEAF], targets["slot"], targets["starts"]
-        log_probability = head.log_probabilities(targets["targets"], mask)
+        log_probability, aligned = self._log_probabilities(head, targets["targets"], mask)
         reference = jnp.where(mask != 0, targets.get(REFERENCE_LEAF, jnp.zeros_like(mask)), 0.0)
-        values = jnp.stack([log_probability * mask, reference * mask, mask, starts], axis=-1)
+        share = mask if self.ld_alpha is None else mask * weight_longer_parts(targets["number"], slot, self.ld_alpha)
+        values = jnp.stack([log_probability * share, reference * share, mask, starts, aligned * mask], axis=-1)
         sums = sum_segments(values, slot).reshape(-1, 2, values.shape[-1])
         pairs = _present(sums)
         # 1 for the pairs with a chosen answer that begins on this device.
         counted = sum_own_positions((starts * targets["chosen"])[..., None], slot).reshape(-1, 2)[:, 0]
         weight = (starts * targets["chosen"]).sum()
+        scale = counted * self._pair_weights(jax.lax.stop_gradient(sums)) if self.weight_by_likelihood else counted
         losses = {
-            name: Loss((loss(pairs) * counted).sum(), weight, self.other_losses.get(table_name, 1.0))
+            name: Loss(
+                (self._loss(table_name, pairs, counted) * scale).sum(), weight, self.other_losses.get(table_name, 1.0)
+            )
             for name, table_name in self._names.items()
-            for loss in [self._loss(table_name)]
         }
         if self.chosen_weight:
             of_chosen = mask * targets["chosen"]
             losses["sft"] = Loss(-(log_probability * of_chosen).sum(), of_chosen.sum(), self.chosen_weight)
         metrics = {name: Mean((value * counted).sum(), weight) for name, value in self._metrics(pairs)}
-        faults = check_pairs(jax.lax.stop_gradient(sums[:, :, 2:]), targets["stray"])
+        faults = check_pairs(jax.lax.stop_gradient(sums[:, :, 2:4]), targets["stray"])
         return losses, {**metrics, "tokens": Sum(mask.sum()), "pairs": Sum(weight), **faults}
 
-    def _loss(self, name: str) -> Any:
+    def _log_probabilities(self, head: VocabularyHead, targets: Array, mask: Array) -> tuple[Array, Array]:
+        """Return the log-probability of each target, and its excess over the logarithm of the sum of all squared probabilities,
+        which `weight_by_likelihood` reads; else zeros.
+        """
+        if not self.weight_by_likelihood:
+            return head.log_probabilities(targets, mask), jnp.zeros_like(mask)
+        # With L the logsumexp, log p = z - L(z), and the sum of squares is exp(L(2z) - 2 L(z)): the excess is
+        # (2z - L(2z)) - (z - L(z)), a difference of log-probabilities at the temperatures 1/2 and 1.
+        both = head.top_log_probabilities(targets[..., None], targets, mask, temperature=0.5)
+        return both.target, jax.lax.stop_gradient(both.top[..., 0] - both.target)
+
+    def _pair_weights(self, sums: Float[Array, "pair 2 value"]) -> Float[Array, " pair"]:
+        return jnp.exp((sums[:, :, 4] / jnp.maximum(sums[:, :, 2], 1.0)).sum(axis=1))
+
+    def _loss(self, name: str, pairs: Pairs, counted: Float[Array, " pair"]) -> Float[Array, " pair"]:
         loss = PREFERENCE_LOSSES[name]
-        return lambda pairs: loss.compute(pairs, self)
+        return loss.compute(pairs, self) if loss.compute_among is None else loss.compute_among(pairs, counted, self)
 
     def _metrics(self, pairs: Pairs) -> Iterator[tuple[str, Float[Array, " pair"]]]:
         """Yield TRL's metrics of each pair."""

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 from jax.nn import log_sigmoid, sigmoid
 from jaxtyping import Array, Float
 
+from .sorted_losses import aot, aot_unpaired
+
 if TYPE_CHECKING:
     from .preference import Preference
 
 PreferenceLoss = Literal[
     "sigmoid", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down",
-    "discopop", "sigmoid_norm", "orpo", "simpo", "cpo",
+    "discopop", "sigmoid_norm", "aot", "aot_unpaired", "orpo", "simpo", "cpo",
 ]  # fmt: skip
 Divergence = Literal["reverse_kl", "forward_kl", "js", "alpha"]
 
@@ -64,6 +66,8 @@ class PairLoss(NamedTuple):
         has_reference: True if it compares with a reference model.
         averages: True if rewards and reported log-probabilities are per token.
         sft_weight: Weight of the cross-entropy of chosen answers, unless set.
+        compute_among: In place of `compute` for a loss that compares the pairs of the global batch with each other: it reads
+            which pairs this device counts, too.
     """
 
     compute: "Callable[[Pairs, Preference], Float[Array, ' pair']]"
@@ -71,6 +75,7 @@ class PairLoss(NamedTuple):
     has_reference: bool = True
     averages: bool = False
     sft_weight: float = 0.0
+    compute_among: "Callable[[Pairs, Float[Array, ' pair'], Preference], Float[Array, ' pair']] | None" = None
 
 
 def _score(answers: Answers, settings: "Preference") -> Float[Array, " pair"]:
@@ -204,6 +209,17 @@ def _cpo(pairs: Pairs, settings: "Preference") -> Float[Array, " pair"]:
     return _smoothed(margin, settings.label_smoothing)
 
 
+def _among(
+    compute: "Callable[[Pairs, Float[Array, ' pair'], Preference], Float[Array, ' pair']]", settings: frozenset[str]
+) -> PairLoss:
+    """Return the entry of a loss of all pairs together."""
+
+    def compute_all(pairs: Pairs, preference: "Preference") -> Float[Array, " pair"]:
+        return compute(pairs, jnp.ones_like(pairs.chosen.tokens), preference)
+
+    return PairLoss(compute_all, settings, compute_among=compute)
+
+
 _OF_MARGIN = frozenset({"divergence"})
 _SMOOTHED = frozenset({"label_smoothing"})
 
@@ -220,6 +236,8 @@ PREFERENCE_LOSSES: Mapping[str, PairLoss] = {
     "apo_down": PairLoss(_apo_down),
     "discopop": PairLoss(_discopop, _OF_MARGIN | {"temperature"}),
     "sigmoid_norm": PairLoss(_sigmoid_norm, _OF_MARGIN),
+    "aot": _among(aot, _SMOOTHED),
+    "aot_unpaired": _among(aot_unpaired, _SMOOTHED),
     "orpo": PairLoss(_orpo, has_reference=False, averages=True, sft_weight=1.0),
     "simpo": PairLoss(_simpo, _SMOOTHED | {"target_margin"}, has_reference=False, averages=True),
     "cpo": PairLoss(_cpo, _SMOOTHED, has_reference=False, sft_weight=1.0),

@@ -77,7 +77,7 @@ def sum_segments(values: Float[Array, "batch seq width"], slot: Int[Array, "batc
 
     The cotangents, partial on each of these devices, are summed too.
     """
-    return _total(values, slot, _count_slots(slot), _row_axes(), current_target())
+    return _total(values, slot, _count_slots(slot), row_axes(), current_target())
 
 
 def _count_slots(slot: Int[Array, "batch seq"]) -> int:
@@ -86,7 +86,7 @@ def _count_slots(slot: Int[Array, "batch seq"]) -> int:
     return size + size % 2
 
 
-def _row_axes() -> MeshAxes:
+def row_axes() -> MeshAxes:
     """Return the mesh axes that split the positions of a row."""
     layout = current_layout()
     if layout is None:
@@ -99,7 +99,7 @@ def _sum_by_slot(values: jax.Array, slot: jax.Array, count: int, target: Target)
     # A negative index would count from the end.
     flat = jnp.where(slot < 0, count, slot).reshape(-1)
     sums = segment_sums(values.reshape(-1, values.shape[-1]), flat, count, target=target)
-    axes = _row_axes()
+    axes = row_axes()
     rows = {axis: ValueState.SPLIT for axis in token_axes() if axis not in axes}
     return assert_sharding(sums, rows | dict.fromkeys(axes, ValueState.PARTIAL))
 

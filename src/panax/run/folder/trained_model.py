@@ -209,11 +209,8 @@ def read_model(checkpoint: Checkpoint, mesh: MeshShape | None = None, base: str 
     Raises:
         CheckpointError: The checkpoint is damaged, or of a model that can't be built from a file.
     """
-    description = checkpoint.attachment(MODEL)
-    if description is None:
-        raise CheckpointError(f"{checkpoint.url} has no {MODEL}: it was not saved by a run, so its model is unknown")
     choose_by_timing()
-    task = deserialize_task(description, f"{MODEL} of {checkpoint.url}")
+    task = read_task(checkpoint)
     params, model_state = jax.eval_shape(task.init, jax.random.key(0))
     places = choose_places(task, params, model_state, mesh)
     params, model_state = read_weights(task, checkpoint, params, model_state, places.params, places.state, base)
@@ -223,13 +220,25 @@ def read_model(checkpoint: Checkpoint, mesh: MeshShape | None = None, base: str 
         task,
         params,
         model_state,
-        _tokenizer(checkpoint),
+        read_tokenizer(checkpoint),
         averaged,
         read_class_names(checkpoint),
         _read_released(checkpoint),
         _read_init(checkpoint),
         places.placement,
     )
+
+
+def read_task(checkpoint: Checkpoint) -> Task:
+    """Read the task of a checkpoint.
+
+    Raises:
+        CheckpointError: It is of a model that can't be built from a file.
+    """
+    description = checkpoint.attachment(MODEL)
+    if description is None:
+        raise CheckpointError(f"{checkpoint.url} has no {MODEL}: it was not saved by a run, so its model is unknown")
+    return deserialize_task(description, f"{MODEL} of {checkpoint.url}")
 
 
 def _read_init(checkpoint: Checkpoint) -> str:
@@ -321,7 +330,8 @@ def read_weights(
     return merged, restored_parts["model_state"]
 
 
-def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+    """Read a checkpoint's tokenizer; None if its run had none."""
     if TOKENIZER not in checkpoint.manifest.attachments:
         return None
     with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 DATA_CLASSES = {
     name: getattr(sources, name)
     for name in (
-        "TextData", "PythonLibrary", "TextFiles", "Chats", "Preferences", "Jsonl", "Parquet", "Arrow", "ArrayRecord",
+        "TextData", "PythonLibrary", "TextFiles", "Chats", "Preferences", "LabeledAnswers", "Jsonl", "Parquet", "Arrow",
+        "ArrayRecord",
         "WebDataset", "Mds", "HuggingFaceDisk", "TokenFile", "MegatronTokens", "FilteredCorpus", "ConcatCorpus",
         "Mixture", "MixtureComponent", "BytePairTokenizer", "PretrainedTokenizer", "ExampleData", "ImageFolder",
         "ParquetImages", "WebDatasetImages", "Digits", "Table", "Bag", "IntegerIds", "HashBuckets", "HashedIds",

@@ -12,7 +12,7 @@ from ...core import Task
 from ...core.errors import RecipeError, describe_type
 from ...core.params.checksums import fingerprint_weights
 from ...core.task import LOG_PROBABILITIES
-from ...data import PackedSource, Preferences, ReferenceLogProbabilities, TextData
+from ...data import LabeledAnswers, PackedSource, Preferences, ReferenceLogProbabilities, TextData
 from ...data.files.cache import cache_directory, read_or_build
 from ...data.files.files import fingerprint
 from ...data.preferences.pair_rows import REFERENCE
@@ -40,7 +40,8 @@ def needs_reference(experiment: Experiment) -> bool:
 
 
 def add_reference(experiment: Experiment, *, say: LogFn = lambda line: None) -> Experiment:
-    """Return the experiment with log-probabilities of a reference model in its batches, for `models.Preference`.
+    """Return the experiment with log-probabilities of a reference model in its batches, for `models.Preference` and
+    `models.Kto`.
 
     The reference model has the weights with which the experiment begins: those of `init`, or initialized ones. Initialized
     adapters change nothing at first, so that it is the model without them; those that `init` loads are a part of it. All
@@ -48,15 +49,18 @@ def add_reference(experiment: Experiment, *, say: LogFn = lambda line: None) -> 
     tokens and the weights: other weights or data are evaluated again.
 
     Raises:
-        RecipeError: The experiment's task has no log-probabilities, or it does not train on `TextData` of `Preferences`.
+        RecipeError: The experiment's task has no log-probabilities, or it does not train on `TextData` of `Preferences` or
+            `LabeledAnswers`.
         DataError: The pairs can't be read.
     """
     check_experiment(experiment, "add_reference")
     check_single_process("add_reference")
     data, task, corpus = experiment.data, experiment.task, getattr(experiment.data, "corpus", None)
-    if not isinstance(data, TextData) or not isinstance(corpus, Preferences):
+    if not isinstance(data, TextData) or not isinstance(corpus, Preferences | LabeledAnswers):
         actual = describe_type(data) if corpus is None else f"a corpus of type {type(corpus).__name__}"
-        raise RecipeError(f"add_reference takes data=TextData(corpus=Preferences(...)); the experiment has {actual}")
+        raise RecipeError(
+            f"add_reference takes data=TextData(corpus=Preferences(...)), or LabeledAnswers; the experiment has {actual}"
+        )
     plain = dataclasses.replace(data, corpus=dataclasses.replace(corpus, reference=None))
     prepared = _prepare(dataclasses.replace(experiment, data=plain), task, plain, say)
     state = init_state(prepared, say)
@@ -95,7 +99,7 @@ def _evaluate(prepared: PreparedRun, state: Any, data: TextData, store: TokenSto
     """Return the log-probability of each token of a file; NaN for those that are no target with loss."""
     starts, lengths = store.offsets[:-1], np.diff(store.offsets)
     corpus = data.corpus
-    assert isinstance(corpus, Preferences)
+    assert isinstance(corpus, Preferences | LabeledAnswers)
     documents = Documents(store=store, starts=starts, lengths=lengths, fingerprint=f"{store.content}-all")
     rows = corpus.make_rows(documents, data, data.seed)
     values = np.full(len(store.tokens), np.nan, np.float32)
