@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawing import blank, drawn
 from test_engine_on_meshes import place
 
 from panax.core import RecipeError
@@ -41,7 +42,7 @@ LONG = (530, 20)
 
 def create(config, dtype, shape):
     task = DecoderTask(model=config, compute_dtype=dtype)
-    params, state = task.init(jax.random.key(0))
+    params, state = drawn(task.init)
     # Larger than they are drawn, so that layers are heard above the token's own embedding.
     params = jax.tree.map(lambda leaf: leaf * 3.0 if leaf.ndim > 2 else leaf, params)
     if shape is None:
@@ -153,7 +154,8 @@ def test_layouts_and_layers_without_exact_kernels_are_refused():
         (HybridConfig(**SIZES, attention_layers=(1,)), "state-space layers"),
         (DeltaNetConfig(**SIZES, attention_layers=(1,)), "delta-net layers"),
     ]:
-        *_, model = create(config, "float32", None)
+        task = DecoderTask(model=config)
+        model = task.incremental_model(*blank(task.init))
         with pytest.raises(RecipeError, match=f"exact_policy has no kernels for {what}"):
             GenerationEngine(model, rows=1, kernels=EXACT)
     with pytest.raises(RecipeError, match=r"exact_policy names the kernels of all work, and kernels\.matmul='mkl'"):

@@ -163,37 +163,42 @@ def test_columns_have_norms_of_their_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "lora"),
+    ("name", "lora", "layouts"),
     [
         pytest.param(
             name,
             lora,
-            marks=pytest.mark.full if (name, kind) == ("dense", "norms") else pytest.mark.slow,
-            id=f"{kind}-{name}",
+            layouts,
+            marks=pytest.mark.full if (name, kind, axes) == ("dense", "norms", "context, tensor") else pytest.mark.slow,
+            id=f"{kind}-{name}-{axes}",
         )
         for name in MODELS
         for kind, lora in (("sum", ADAPTER), ("norms", NORMED))
+        for axes, layouts in (("context, tensor", LAYOUTS[1:2]), ("others", (LAYOUTS[0], *LAYOUTS[2:])))
     ],
 )
-def test_trains_like_one_device(name: str, lora: LoRA) -> None:
-    report = check_task(Begun(model=MODELS[name], adapter=lora), tiny.batch(rows=8), layouts=LAYOUTS)
-    assert len(report.compared) == len(LAYOUTS), report.left_out
+def test_trains_like_one_device(name: str, lora: LoRA, layouts: Any) -> None:
+    report = check_task(Begun(model=MODELS[name], adapter=lora), tiny.batch(rows=8), layouts=layouts)
+    assert len(report.compared) == len(layouts), report.left_out
 
 
 @pytest.mark.parametrize(
-    "dora",
+    ("dora", "layouts"),
     [
-        pytest.param(False, marks=pytest.mark.full, id="sum"),
-        pytest.param(True, marks=pytest.mark.slow, id="norms"),
+        pytest.param(False, ({"stage": 2, "fsdp": 2},), marks=pytest.mark.full, id="sum-stage, fsdp"),
+        *(
+            pytest.param(
+                dora,
+                ({"fsdp": 2, "tensor": 2}, {"context": 2, "tensor": 2}, {"replica": 2, "tensor": 2}),
+                marks=pytest.mark.slow,
+                id=f"{'norms' if dora else 'sum'}-others",
+            )
+            for dora in (False, True)
+        ),
+        pytest.param(True, ({"stage": 2, "fsdp": 2},), marks=pytest.mark.slow, id="norms-stage, fsdp"),
     ],
 )
-def test_trains_like_one_device_in_4_bits(dora: bool) -> None:
-    layouts = (
-        {"fsdp": 2, "tensor": 2},
-        {"context": 2, "tensor": 2},
-        {"stage": 2, "fsdp": 2},
-        {"replica": 2, "tensor": 2},
-    )
+def test_trains_like_one_device_in_4_bits(dora: bool, layouts: Any) -> None:
     report = check_task(
         Begun(model=WIDE, adapter=dataclasses.replace(QUANTIZED, dora=dora), noise=0.02),
         tiny.batch(rows=8),
