@@ -103,8 +103,8 @@ DISTRIBUTIONS = [{}, {"temperature": 0.5}, {"top_k": 10}, {"top_p": 0.8}, {"min_
     "group", [pytest.param(number, marks=pytest.mark.slow if number else pytest.mark.full) for number in range(4)]
 )
 def test_draws_follow_the_distribution(group):
-    """Twenty distributions of 100,000 draws, five with the same settings in each group; corrected for their number by Holm's
-    method, whose first step it is that fails here."""
+    """Twenty distributions of 100,000 draws, five with the same settings in each group; corrected for their number by the first
+    step of Holm's method, which compares the smallest value."""
     for number, given in enumerate(DISTRIBUTIONS, group * len(DISTRIBUTIONS)):
         logits = np.random.default_rng(number).normal(0.0, 1.5, VOCAB).astype(np.float32)
         assert 20 * p_value(drawn_counts(logits, 100_000, **given), logits, **given) > 0.001, given

@@ -105,7 +105,7 @@ def install_wheel(folder: Path, write_library: Callable[[Path], object]) -> None
 
 @pytest.fixture
 def wheel(tmp_path) -> Path:
-    """A folder with a wheel that is not loaded: its library is no program, since compiling one takes seconds."""
+    """A folder with a wheel that is not loaded: its library holds arbitrary bytes, since compiling one takes seconds."""
     folder = tmp_path / "site"
     folder.mkdir()
     install_wheel(folder, lambda file: file.write_bytes(bytes(range(256)) * 64))
