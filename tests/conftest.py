@@ -8,10 +8,6 @@ import tempfile
 from cpu_here import KERNELS
 from suite.selection import emitter_flag
 
-# Tracing and importing create millions of objects that stay. By Python's own thresholds the collector goes through them so often
-# that it takes a tenth of the suite's time, and half of a test's that reads every source file.
-gc.set_threshold(100_000, 20, 100)
-
 os.environ["JAX_PLATFORMS"] = "cpu"
 # What a program computes is tested, not how fast it is: LLVM's expensive passes are a third of the suite's time, and the MLIR
 # emitters of fusions and the split of each program into 32 modules a quarter of the rest. The caller's own flags come last, and
@@ -36,6 +32,10 @@ import pytest
 from suite.type_checks import check_types
 
 pytest_plugins = ("suite.durations", "suite.tiers", "suite.slow_share", "suite.budget")
+
+# Tracing and importing create millions of objects that stay. By Python's own thresholds the collector goes through them so often
+# that it takes a tenth of the suite's time, and half of a test's that reads every source file.
+gc.set_threshold(100_000, 20, 100)
 
 check_types(("panax", "panax_compare"))
 

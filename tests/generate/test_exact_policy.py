@@ -121,24 +121,31 @@ def test_a_packed_row_has_the_bits_of_generation(dtype):
     check(CONFIGS["windows"], dtype)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "windows"])
+def in_turn(cases):
+    """Each case in one of the two dtypes in `full`, and in the other in `slow`."""
+    return [
+        pytest.param(*case, dtype, marks=pytest.mark.full if (number + place) % 2 else pytest.mark.slow)
+        for number, case in enumerate(cases)
+        for place, dtype in enumerate(("float32", "bfloat16"))
+    ]
+
+
+@pytest.mark.parametrize(("name", "dtype"), in_turn([(name,) for name in CONFIGS if name != "windows"]))
 def test_other_layers_have_the_bits_of_generation(name, dtype):
     check(CONFIGS[name], dtype)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("float32", marks=pytest.mark.slow), pytest.param("bfloat16", marks=pytest.mark.full)]
+)
 def test_a_long_document_has_the_bits_of_generation(dtype):
     check(CONFIGS["windows"], dtype, lengths=(LONG, (9, 12)), length=608)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("name", "shape"), [("plain", {"fsdp": 4}), ("experts", {"expert": 4}), ("experts", {"replica": 2, "fsdp": 2})]
-)
+MESHES = [("plain", {"fsdp": 4}), ("experts", {"expert": 4}), ("experts", {"replica": 2, "fsdp": 2})]
+
+
+@pytest.mark.parametrize(("name", "shape", "dtype"), in_turn(MESHES))
 def test_a_mesh_has_the_bits_of_generation_on_it(name, shape, dtype):
     check(CONFIGS[name], dtype, shape)
 
