@@ -33,12 +33,17 @@ from suite.type_checks import check_types
 
 pytest_plugins = ("suite.durations", "suite.tiers", "suite.slow_share", "suite.budget")
 
+# Tracing and importing create millions of objects that stay. By Python's own thresholds the collector goes through them so often
+# that it takes a tenth of the suite's time, and half of a test's that reads every source file.
+gc.set_threshold(100_000, 20, 100)
+
 check_types(("panax", "panax_compare"))
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_compilation_cache_dir", os.environ["PANAX_TEST_CACHE"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+# A program that another test or the other worker has compiled is read again in a tenth of the time.
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,15 +9,27 @@ import pytest
 from census.tasks import CASES, Case, make_step
 from panax.core import named_leaves
 from panax.core.errors import RecipeError
+from panax.train import CompiledStep
 
 # A sum of some hundred float32 terms in another order, relative to the largest: 2**-24 for each of log2(terms) levels of adding.
 TOLERANCE = 32 * 2.0**-24
 UNPACKED = ("tokens", "targets", "loss_mask")
 
 
+STEPS: dict[str, CompiledStep] = {}
+
+
+def reuse_step(case: Case, **config: Any) -> CompiledStep:
+    """A step with its programs, made once for equal tasks, leaves and settings."""
+    key = repr((case.task, sorted(case.axes), sorted(config.items())))
+    if key not in STEPS:
+        STEPS[key] = make_step(case, **config)
+    return STEPS[key]
+
+
 def taken(case: Case, batch: dict[str, np.ndarray], **config: Any) -> dict[str, np.ndarray]:
     """The parameters after one step of gradient descent, the loss, and the metrics of an evaluation of the same batch."""
-    step = make_step(case, **config)
+    step = reuse_step(case, **config)
     state = step.init(0)
     merged = step.evaluate(state, step.put(batch))
     sums = {
@@ -159,7 +171,7 @@ def test_a_mixtures_batch_in_which_nothing_counts_teaches_nothing():
     case = CASES["mixture"]
     batch = case.draw(0)
     batch["loss_mask"][:] = 0
-    step = make_step(case)
+    step = reuse_step(case)
     state = step.init(0)
     before = {n: np.asarray(x) for n, x in named_leaves(state.params).items()}
     state, scalars = step(state, step.put(batch))

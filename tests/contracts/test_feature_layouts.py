@@ -10,12 +10,16 @@ LAYOUTS = ({"context": 2, "tensor": 2}, {"stage": 2, "fsdp": 2})
 MORE = ({"fsdp": 2, "tensor": 2}, {"tensor": 4}, {"stage": 2, "tensor": 2}, {"replica": 2, "expert": 2})
 
 
+TOGETHER = {"delta nets and experts, a gated shared one"}
+"""Features of which each has a case of its own."""
+
+
 def cases() -> list:
     """Each feature on one of the two layouts in `full`, and on all others in `slow`."""
     result = []
     for number, name in enumerate(tiny.FEATURES):
-        first = LAYOUTS[number % 2]
-        result.append(pytest.param(name, (first,), marks=pytest.mark.full, id=f"{name}-one"))
+        first, tier = LAYOUTS[number % 2], pytest.mark.slow if name in TOGETHER else pytest.mark.full
+        result.append(pytest.param(name, (first,), marks=tier, id=f"{name}-one"))
         others = (LAYOUTS[(number + 1) % 2], *MORE)
         result.append(pytest.param(name, others, marks=pytest.mark.slow, id=f"{name}-others"))
     return result

@@ -35,12 +35,15 @@ def imports_of(name: str, path: Path, known: Mapping[str, Path]) -> set[str]:
     return {each for each in found if each in known and each != name}
 
 
-def executed(node: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        yield child
-        yield from executed(child)
+def executed(tree: ast.Module) -> Iterator[ast.AST]:
+    """All statements: no expression holds an import, and most nodes are expressions."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            types_alone = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case) and not types_alone:
+                yield child
+                waiting.append(child)
 
 
 def cycles(arrows: Mapping[str, set[str]]) -> list[list[str]]:

@@ -203,18 +203,26 @@ def vague_locals() -> set[str]:
     """Functions of more than a few lines with a local name that says nothing, and that name."""
     vague = set()
     for path in trees():
-        for function in nodes(path):
+        stored = [(name, line) for node in nodes(path) for name, line in stored_name(node) if name in VAGUE]
+        for function in nodes(path) if stored else ():
             if not isinstance(function, ast.FunctionDef):
                 continue
             body = function.body[1:] if ast.get_docstring(function) else function.body
-            if not body or (function.end_lineno or 0) - body[0].lineno < SHORT:
+            end = function.end_lineno or 0
+            if not body or end - body[0].lineno < SHORT:
                 continue
-            for node in ast.walk(function):
-                stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id
-                name = node.arg if isinstance(node, ast.arg) else stored
-                if name in VAGUE:
+            for name, line in stored:
+                if function.lineno <= line <= end:
                     vague.add(f"{path.relative_to(ROOT)}: {function.name}: {name}")
     return vague
+
+
+def stored_name(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """The name that a node gives to an argument or a variable, with its line."""
+    if isinstance(node, ast.arg):
+        yield node.arg, node.lineno
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id, node.lineno
 
 
 def long_signatures() -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:

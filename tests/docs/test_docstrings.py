@@ -61,5 +61,7 @@ def test_examples(name, monkeypatch):
 
 
 def test_there_are_examples():
-    assert sum(PROMPT in source_of(name)[1] for name in MODULES) >= 100
+    # Without importing: some modules import a framework.
+    folders = [Path(package.__path__[0]) for package in (panax, panax_compare)]
+    assert sum(PROMPT in path.read_text("utf-8") for folder in folders for path in folder.rglob("*.py")) >= 100
     assert len(list(examples("panax.optim.schedule"))) >= 1

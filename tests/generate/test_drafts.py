@@ -1,7 +1,7 @@
 """Guessed tokens change how many steps an answer takes, and nothing else."""
 
-import jax
 import pytest
+from drawing import blank, drawn
 from test_engine import prompt
 
 from panax.core import RecipeError
@@ -19,7 +19,7 @@ LACKING = unavailable_reason(OWN, "float32")
 @pytest.fixture(scope="module")
 def model():
     task = DecoderTask(model=DecoderConfig(**SIZES, windows=(6, 0)))
-    return task.incremental_model(*task.init(jax.random.key(0)))
+    return task.incremental_model(*drawn(task.init))
 
 
 def create(model, drafts):
@@ -71,7 +71,7 @@ def test_the_end_of_a_row_and_a_stop_token_are_kept(model):
 
 def test_what_can_not_be_guessed_is_refused():
     task = DecoderTask(model=HybridConfig(**SIZES, attention_layers=(1,)))
-    model = task.incremental_model(*task.init(jax.random.key(0)))
+    model = task.incremental_model(*blank(task.init))
     with pytest.raises(RecipeError, match="drafts=4; expected 0 or more, and 0 for a model with recurrent layers"):
         GenerationEngine(model, drafts=4)
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawing import drawn
 
 from panax.core.errors import DataError, RecipeError
 from panax.generate import GenerationEngine, GenerationRequest, Sampling
@@ -26,7 +27,7 @@ OTHERS = {
 
 def build(name):
     task = DecoderTask(model=(CONFIGS | OTHERS)[name])
-    params, state = task.init(jax.random.key(0))
+    params, state = drawn(task.init)
     # Larger than they are drawn, so that layers are heard above the token's own embedding.
     params = jax.tree.map(lambda leaf: leaf * 3.0 if leaf.ndim > 2 else leaf, params)
     return params, GenerationEngine(task.incremental_model(params, state), rows=ROWS, chunk=CHUNK)
@@ -80,12 +81,22 @@ def test_log_probabilities_are_those_of_the_training_forward(name, models):
     check_log_probabilities(*models[name])
 
 
+@jax.jit
+def compute_log_probabilities(params, row):
+    hidden, _ = params(row, Context(jnp.arange(row.shape[1])[None]), dtype=jnp.float32)
+    return jax.nn.log_softmax(compute_logits(params, hidden))
+
+
+def forward_log_probabilities(params, ids):
+    """Of the tokens after each of these, by the training forward pass; for all lengths by one program."""
+    row = np.zeros((1, params.config.max_length), np.int32)
+    row[0, : len(ids)] = ids
+    return np.asarray(compute_log_probabilities(params, row))[0, : len(ids)]
+
+
 def check_log_probabilities(params, engine):
     for request, completion in zip(requests(), engine.generate(requests()), strict=True):
-        row = np.array([request.prompt + completion.ids], np.int32)
-        context = Context(jnp.arange(row.shape[1])[None])
-        hidden, _ = jax.jit(lambda row, context=context: params(row, context, dtype=jnp.float32))(row)
-        logs = np.asarray(jax.nn.log_softmax(compute_logits(params, hidden)))[0]
+        logs = forward_log_probabilities(params, request.prompt + completion.ids)
         first = len(request.prompt) - 1
         for place, token in enumerate(completion.tokens):
             # Sums of at most 32 float32 terms in another order, in each of two layers.

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawing import blank, drawn
 from test_engine import requests
 
 from panax.core import pair_axes
@@ -46,7 +47,7 @@ ALL = [(name, index) for name in CONFIGS for index in range(len(MESHES))]
 
 def build(name):
     task = DecoderTask(model=CONFIGS[name])
-    params, state = task.init(jax.random.key(0))
+    params, state = drawn(task.init)
     # Larger than they are drawn, so that layers are heard above the token's own embedding.
     return task, jax.tree.map(lambda leaf: leaf * 3.0 if leaf.ndim > 2 else leaf, params), state
 
@@ -169,4 +170,4 @@ def test_weights_are_shards_and_no_request_compiles_a_program():
 def test_experts_that_choose_tokens_are_refused():
     task = DecoderTask(model=DecoderConfig(**SIZES, feed_forward=MoE(experts=4, active=2, choice="expert")))
     with pytest.raises(RecipeError, match="its experts choose among all tokens of a row"):
-        task.incremental_model(*task.init(jax.random.key(0)))
+        task.incremental_model(*blank(task.init))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawing import blank, drawn
 from test_engine_on_meshes import place
 
 from panax.core import RecipeError
@@ -41,7 +42,7 @@ LONG = (530, 20)
 
 def create(config, dtype, shape):
     task = DecoderTask(model=config, compute_dtype=dtype)
-    params, state = task.init(jax.random.key(0))
+    params, state = drawn(task.init)
     # Larger than they are drawn, so that layers are heard above the token's own embedding.
     params = jax.tree.map(lambda leaf: leaf * 3.0 if leaf.ndim > 2 else leaf, params)
     if shape is None:
@@ -120,24 +121,31 @@ def test_a_packed_row_has_the_bits_of_generation(dtype):
     check(CONFIGS["windows"], dtype)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "windows"])
+def in_turn(cases):
+    """Each case in one of the two dtypes in `full`, and in the other in `slow`."""
+    return [
+        pytest.param(*case, dtype, marks=pytest.mark.full if (number + place) % 2 else pytest.mark.slow)
+        for number, case in enumerate(cases)
+        for place, dtype in enumerate(("float32", "bfloat16"))
+    ]
+
+
+@pytest.mark.parametrize(("name", "dtype"), in_turn([(name,) for name in CONFIGS if name != "windows"]))
 def test_other_layers_have_the_bits_of_generation(name, dtype):
     check(CONFIGS[name], dtype)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("float32", marks=pytest.mark.slow), pytest.param("bfloat16", marks=pytest.mark.full)]
+)
 def test_a_long_document_has_the_bits_of_generation(dtype):
     check(CONFIGS["windows"], dtype, lengths=(LONG, (9, 12)), length=608)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("name", "shape"), [("plain", {"fsdp": 4}), ("experts", {"expert": 4}), ("experts", {"replica": 2, "fsdp": 2})]
-)
+MESHES = [("plain", {"fsdp": 4}), ("experts", {"expert": 4}), ("experts", {"replica": 2, "fsdp": 2})]
+
+
+@pytest.mark.parametrize(("name", "shape", "dtype"), in_turn(MESHES))
 def test_a_mesh_has_the_bits_of_generation_on_it(name, shape, dtype):
     check(CONFIGS[name], dtype, shape)
 
@@ -153,7 +161,8 @@ def test_layouts_and_layers_without_exact_kernels_are_refused():
         (HybridConfig(**SIZES, attention_layers=(1,)), "state-space layers"),
         (DeltaNetConfig(**SIZES, attention_layers=(1,)), "delta-net layers"),
     ]:
-        *_, model = create(config, "float32", None)
+        task = DecoderTask(model=config)
+        model = task.incremental_model(*blank(task.init))
         with pytest.raises(RecipeError, match=f"exact_policy has no kernels for {what}"):
             GenerationEngine(model, rows=1, kernels=EXACT)
     with pytest.raises(RecipeError, match=r"exact_policy names the kernels of all work, and kernels\.matmul='mkl'"):

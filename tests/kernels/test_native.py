@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,51 +93,53 @@ def test_without_a_compiler_xla_multiplies(environment, why, tmp_path):
     assert why in run(tmp_path / "cache", **environment)
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """A folder with what a wheel `panax-jax-kernels` installs, for the least of this processor's instruction sets."""
-    folder = tmp_path_factory.mktemp("site")
+def install_wheel(folder: Path, write_library: Callable[[Path], object]) -> None:
+    """Write what a wheel `panax-jax-kernels` installs, for the least of this processor's instruction sets."""
     package = folder / PACKAGE
     package.mkdir()
     (package / "__init__.py").touch()
-    least = detect()[0].name
-    file = package / f"kernels-{least}.so"
-    compile_library(file, (*OPTIONS, *INSTRUCTION_SETS[least].options))
+    file = package / f"kernels-{detect()[0].name}.so"
+    write_library(file)
     (package / MANIFEST).write_text(build_manifest([file]))
+
+
+@pytest.fixture
+def wheel(tmp_path) -> Path:
+    """A folder with a wheel that is not loaded: its library holds arbitrary bytes, since compiling one takes seconds."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    install_wheel(folder, lambda file: file.write_bytes(bytes(range(256)) * 64))
     return folder
 
 
-def test_without_a_compiler_a_wheel_multiplies(wheel, tmp_path):
-    environment = {"PATH": "/nowhere", "PYTHONPATH": str(wheel)}
-    assert run(tmp_path, **environment) == "whole"
-    assert not list(tmp_path.glob("**/*.so")), "nothing is compiled"
+def test_without_a_compiler_a_wheel_multiplies(tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    install_wheel(site, lambda file: compile_library(file, (*OPTIONS, *INSTRUCTION_SETS[file.stem[8:]].options)))
+    environment = {"PATH": "/nowhere", "PYTHONPATH": str(site)}
+    cache = tmp_path / "cache"
+    assert run(cache, **environment) == "whole"
+    assert not list(cache.glob("**/*.so")), "nothing is compiled"
     best = detect()[-1].name
     if best != detect()[0].name:
-        assert "has nothing for this processor" in run(tmp_path, **environment, **{ISA_VARIABLE: best})
+        assert "has nothing for this processor" in run(cache, **environment, **{ISA_VARIABLE: best})
 
 
 def test_a_wheel_of_other_sources_is_not_loaded(wheel, tmp_path):
     manifest = wheel / PACKAGE / MANIFEST
     right = manifest.read_text()
-    try:
-        for wrong, why in (
-            (right.replace(sources_digest(), "0" * 16), "of another version"),
-            (right[:9], "is damaged"),
-        ):
-            manifest.write_text(wrong)
-            assert why in run(tmp_path, PATH="/nowhere", PYTHONPATH=str(wheel))
-    finally:
-        manifest.write_text(right)
+    for wrong, why in (
+        (right.replace(sources_digest(), "0" * 16), "of another version"),
+        (right[:9], "is damaged"),
+    ):
+        manifest.write_text(wrong)
+        assert why in run(tmp_path, PATH="/nowhere", PYTHONPATH=str(wheel))
 
 
 def test_a_wheel_that_is_torn_is_reported(wheel, tmp_path):
     [file] = (wheel / PACKAGE).glob("*.so")
-    whole = file.read_bytes()
-    file.write_bytes(whole[:4000])
-    try:
-        assert "is damaged" in run(tmp_path, PATH="/nowhere", PYTHONPATH=str(wheel))
-    finally:
-        file.write_bytes(whole)
+    file.write_bytes(file.read_bytes()[:4000])
+    assert "is damaged" in run(tmp_path, PATH="/nowhere", PYTHONPATH=str(wheel))
 
 
 def test_without_proc_cpuinfo_the_compiler_knows_the_processor(monkeypatch, tmp_path):

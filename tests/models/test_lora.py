@@ -79,7 +79,7 @@ def test_adapters_begin_as_the_model_and_merge_into_it(name: str) -> None:
     np.testing.assert_array_equal(logits_of(params), logits_of(plain))
     begun, _ = jax.jit(Begun(model=MODELS[name], adapter=ADAPTER).init)(key)
     size = np.abs(logits_of(plain)).max()
-    np.testing.assert_allclose(logits_of(begun), logits_of(merge_low_rank(begun)), atol=2e-5 * size)
+    np.testing.assert_allclose(logits_of(begun), logits_of(jax.jit(merge_low_rank)(begun)), atol=2e-5 * size)
     assert np.abs(logits_of(begun) - logits_of(plain)).max() > 0.01 * size
 
 
@@ -145,10 +145,10 @@ def test_columns_have_norms_of_their_own(name: str) -> None:
     size = np.abs(logits_of(plain)).max()
     np.testing.assert_allclose(logits_of(start), logits_of(plain), atol=2e-5 * size)
     params, _ = jax.jit(task.init)(key)
-    expected = logits_of(of_the_definition(params))
+    expected = logits_of(jax.jit(of_the_definition)(params))
     assert np.abs(logits_of(plain) - expected).max() > 0.01 * size
     np.testing.assert_allclose(logits_of(params), expected, atol=4e-5 * size)
-    np.testing.assert_allclose(logits_of(merge_low_rank(params)), expected, atol=4e-5 * size)
+    np.testing.assert_allclose(logits_of(jax.jit(merge_low_rank)(params)), expected, atol=4e-5 * size)
     batch = {**jax.tree.map(jnp.asarray, tiny.batch(rows=2)), "row": jnp.arange(2, dtype=jnp.int32)}
 
     def loss(params: Any) -> jax.Array:
@@ -163,37 +163,42 @@ def test_columns_have_norms_of_their_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "lora"),
+    ("name", "lora", "layouts"),
     [
         pytest.param(
             name,
             lora,
-            marks=pytest.mark.full if (name, kind) == ("dense", "norms") else pytest.mark.slow,
-            id=f"{kind}-{name}",
+            layouts,
+            marks=pytest.mark.full if (name, kind, axes) == ("dense", "norms", "context, tensor") else pytest.mark.slow,
+            id=f"{kind}-{name}-{axes}",
         )
         for name in MODELS
         for kind, lora in (("sum", ADAPTER), ("norms", NORMED))
+        for axes, layouts in (("context, tensor", LAYOUTS[1:2]), ("others", (LAYOUTS[0], *LAYOUTS[2:])))
     ],
 )
-def test_trains_like_one_device(name: str, lora: LoRA) -> None:
-    report = check_task(Begun(model=MODELS[name], adapter=lora), tiny.batch(rows=8), layouts=LAYOUTS)
-    assert len(report.compared) == len(LAYOUTS), report.left_out
+def test_trains_like_one_device(name: str, lora: LoRA, layouts: Any) -> None:
+    report = check_task(Begun(model=MODELS[name], adapter=lora), tiny.batch(rows=8), layouts=layouts)
+    assert len(report.compared) == len(layouts), report.left_out
 
 
 @pytest.mark.parametrize(
-    "dora",
+    ("dora", "layouts"),
     [
-        pytest.param(False, marks=pytest.mark.full, id="sum"),
-        pytest.param(True, marks=pytest.mark.slow, id="norms"),
+        pytest.param(False, ({"stage": 2, "fsdp": 2},), marks=pytest.mark.full, id="sum-stage, fsdp"),
+        *(
+            pytest.param(
+                dora,
+                ({"fsdp": 2, "tensor": 2}, {"context": 2, "tensor": 2}, {"replica": 2, "tensor": 2}),
+                marks=pytest.mark.slow,
+                id=f"{'norms' if dora else 'sum'}-others",
+            )
+            for dora in (False, True)
+        ),
+        pytest.param(True, ({"stage": 2, "fsdp": 2},), marks=pytest.mark.slow, id="norms-stage, fsdp"),
     ],
 )
-def test_trains_like_one_device_in_4_bits(dora: bool) -> None:
-    layouts = (
-        {"fsdp": 2, "tensor": 2},
-        {"context": 2, "tensor": 2},
-        {"stage": 2, "fsdp": 2},
-        {"replica": 2, "tensor": 2},
-    )
+def test_trains_like_one_device_in_4_bits(dora: bool, layouts: Any) -> None:
     report = check_task(
         Begun(model=WIDE, adapter=dataclasses.replace(QUANTIZED, dora=dora), noise=0.02),
         tiny.batch(rows=8),
@@ -262,13 +267,18 @@ def test_codes_travel_and_values_are_not_kept() -> None:
         (lambda: LoRA(ranks={"attention": 0}), r"adapter.ranks\['attention'\]=0; expected a whole number"),
         (lambda: LoRA(alphas={"attention": -1.0}), r"adapter.alphas\['attention'\]=-1.0; expected a positive number"),
         (
-            lambda: DecoderTask(
-                model=MODELS["dense"], adapter=LoRA(targets=("attention",), alphas={"feed_forward": 2.0})
-            ).init(jax.random.key(0)),
+            lambda: jax.eval_shape(
+                DecoderTask(
+                    model=MODELS["dense"], adapter=LoRA(targets=("attention",), alphas={"feed_forward": 2.0})
+                ).init,
+                jax.random.key(0),
+            ),
             r"adapter.alphas: 'feed_forward' matches no matrix with an adapter; these are attention.w_k, .*attention.w_v",
         ),
         (
-            lambda: DecoderTask(model=MODELS["dense"], adapter=LoRA(targets=("q_proj",))).init(jax.random.key(0)),
+            lambda: jax.eval_shape(
+                DecoderTask(model=MODELS["dense"], adapter=LoRA(targets=("q_proj",))).init, jax.random.key(0)
+            ),
             r"adapter.targets: 'q_proj' matches no matrix of a layer; these are attention.w_q, .*feed_forward.w_down",
         ),
         (
@@ -294,17 +304,23 @@ def test_targets_choose_matrices() -> None:
     assert shapes["stacks.1.blocks.0.feed_forward.experts.w_up.b"] == (3, 4, 2, 16)
 
 
+BY_PATTERN = LoRA(rank=2, alpha=4.0, ranks={"attention": 8, "attention.w_o": 4}, alphas={"*.w_up": 1.0})
+
+
 def test_ranks_and_alphas_by_pattern_are_their_matrices_own() -> None:
-    """Each matrix computes as with an adapter of its size for all, and the step trains it on a mesh."""
-    lora = LoRA(rank=2, alpha=4.0, ranks={"attention": 8, "attention.w_o": 4}, alphas={"*.w_up": 1.0})
-    params, _ = jax.eval_shape(DecoderTask(model=MODELS["dense"], adapter=lora).init, jax.random.key(0))
+    """Each matrix computes as with an adapter of its size for all."""
+    params, _ = jax.eval_shape(DecoderTask(model=MODELS["dense"], adapter=BY_PATTERN).init, jax.random.key(0))
     nodes = [node for node in jax.tree.leaves(params, is_leaf=is_low_rank) if is_low_rank(node)]
     sizes = {(node.a.shape[-1], node.gain) for node in nodes}
     assert sizes == {(8, 0.5), (4, 1.0), (2, 2.0), (2, 0.5)}
     shapes = {name.partition(".blocks.0.")[2]: leaf.shape for name, leaf in named_leaves(params).items()}
     assert shapes["attention.w_q.a"][-1] == 8 and shapes["attention.w_o.b"][1] == 4
     assert shapes["feed_forward.w_up.a"][-1] == shapes["feed_forward.w_down.a"][-1] == 2
-    check_task(Begun(model=MODELS["dense"], adapter=lora), tiny.batch(rows=8), layouts=LAYOUTS[:1])
+
+
+@pytest.mark.full
+def test_the_step_trains_ranks_by_pattern_on_a_mesh() -> None:
+    check_task(Begun(model=MODELS["dense"], adapter=BY_PATTERN), tiny.batch(rows=8), layouts=LAYOUTS[:1])
 
 
 RECIPE = '''

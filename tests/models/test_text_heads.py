@@ -1,12 +1,14 @@
 """Classes and vectors of texts: against definitions in NumPy, on every layout, and that they learn."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from drawing import drawn
 
 from panax.core import RecipeError
 from panax.layers.moe.moe_config import MoE
@@ -52,7 +54,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layouts", ["two", pytest.param("four", marks=pytest.mark.full)])
+@pytest.mark.parametrize("layouts", ["two", pytest.param("four", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TASKS)
 def test_trains_like_one_device(name: str, layouts: str) -> None:
     task, batch = TASKS[name]
@@ -61,23 +63,35 @@ def test_trains_like_one_device(name: str, layouts: str) -> None:
     assert len(report.compared) == len(possible) > 0, report.left_out
 
 
+def on_device(batch):
+    return {name: jnp.asarray(value) for name, value in batch.items()} | {"row": jnp.arange(ROWS)}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def hidden_states(task, params, batch):
+    context = task.context(batch, jax.random.key(0), False)
+    tokens = jnp.concatenate([batch[name] for name, _ in task.text_leaves])
+    return params.decoder(tokens, context, dtype=jnp.float32)[0]
+
+
 def hidden(task, params, batch):
     """Final hidden states of all texts of a batch, position by position."""
-    on_device = {name: jnp.asarray(value) for name, value in batch.items()} | {"row": jnp.arange(ROWS)}
-    context = task.context(on_device, jax.random.key(0), False)
-    tokens = jnp.concatenate([on_device[name] for name, _ in task.text_leaves])
-    return np.asarray(params.decoder(tokens, context, dtype=jnp.float32)[0])
+    return np.asarray(hidden_states(task, params, on_device(batch)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def evaluate(task, params, state, batch):
+    return task.loss(params, state, batch, jax.random.key(0), False)
 
 
 def evaluated(task, params, state, batch):
-    on_device = {name: jnp.asarray(value) for name, value in batch.items()} | {"row": jnp.arange(ROWS)}
-    return jax.jit(lambda params: task.loss(params, state, on_device, jax.random.key(0), False))(params)
+    return evaluate(task, params, state, on_device(batch))
 
 
 @pytest.mark.parametrize("pooling", ["last", "first", "mean"])
 def test_classes_are_scored_by_the_definition(pooling: str) -> None:
     task, batch = dataclasses.replace(TASKS["classes"][0], pooling=pooling), labeled()
-    params, state = task.init(jax.random.key(0))
+    params, state = drawn(task.init)
     states, real = hidden(task, params, batch), batch["segment"] > 0
     ends = real.sum(axis=1) - 1
     rows = {
@@ -94,7 +108,7 @@ def test_classes_are_scored_by_the_definition(pooling: str) -> None:
 
 def test_a_vector_is_compared_with_all_positive_texts() -> None:
     task, batch = TASKS["vectors"]
-    params, state = task.init(jax.random.key(0))
+    params, state = drawn(task.init)
     states, real = hidden(task, params, batch), np.concatenate([batch["segment"], batch["positive_segment"]]) > 0
     last = states[np.arange(2 * ROWS), real.sum(axis=1) - 1]
     total, mask = 0.0, batch["loss_mask"]
@@ -113,7 +127,7 @@ def test_padding_changes_nothing() -> None:
     """Other tokens there, and padding before the text or after it."""
     for name in ("classes", "vectors"):
         task, batch = TASKS[name]
-        params, state = task.init(jax.random.key(0))
+        params, state = drawn(task.init)
         expected = evaluated(task, params, state, batch)
         other = dict(batch)
         for tokens, segment in task.text_leaves:

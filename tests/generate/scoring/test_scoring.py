@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawing import drawn
 
 from panax.core.errors import DataError, RecipeError
 from panax.generate import GenerationEngine, Sampling
@@ -41,7 +42,7 @@ LETTERS = Letters()
 
 @pytest.fixture(scope="module")
 def params():
-    made, _ = TASK.init(jax.random.key(0))
+    made, _ = drawn(TASK.init)
     return jax.tree.map(lambda leaf: leaf * 3.0 if leaf.ndim > 2 else leaf, made)
 
 
@@ -55,11 +56,18 @@ def write(path, *records):
     return path
 
 
+@jax.jit
+def whole_logits(params, row):
+    """One program for texts of all lengths: a token's logits depend on none after it."""
+    hidden, _ = params(row, Context(jnp.arange(row.shape[1])[None]), dtype=jnp.float32)
+    return compute_logits(params, hidden)
+
+
 def log_probabilities(params, ids):
     """Of each token after the first, from whole logits in float64."""
-    row = np.array([ids], np.int32)
-    hidden, _ = params(jnp.asarray(row), Context(jnp.arange(len(ids))[None]), dtype=jnp.float32)
-    logits = np.asarray(compute_logits(params, hidden), np.float64)[0]
+    row = np.zeros((1, TASK.model.max_length), np.int32)
+    row[0, : len(ids)] = ids
+    logits = np.asarray(whole_logits(params, row), np.float64)[0, : len(ids)]
     logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     return [logs[place, token] for place, token in enumerate(ids[1:])]
 

@@ -24,8 +24,18 @@ NORMED = LoRA(rank=3, alpha=5.0, dora=True)
 SIZED = LoRA(rank=3, alpha=5.0, ranks={"attention": 5, "feed_forward.w_up": 2}, alphas={"attention.w_q": 2.0})
 
 
+ADAPTED: dict[str, Any] = {}
+
+
 def adapted(name: str, folder: Path, lora: LoRA = ADAPTER) -> tuple[Any, DecoderTask, Any]:
-    """An example, its task with adapters, and parameters with adapters that are not zero."""
+    """An example, its task with adapters, and parameters with adapters that are not zero; made once for this file."""
+    key = f"{name} {lora}"
+    if key not in ADAPTED:
+        ADAPTED[key] = make_adapted(name, folder, lora)
+    return ADAPTED[key]
+
+
+def make_adapted(name: str, folder: Path, lora: LoRA) -> tuple[Any, DecoderTask, Any]:
     example = make_example(name, folder)
     task = DecoderTask(model=example.task.model, adapter=lora)
     params, state = jax.jit(task.init)(jax.random.key(0))
