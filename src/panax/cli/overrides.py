@@ -9,7 +9,7 @@ from typing import Any, cast
 from ..core import Task
 from ..core.errors import PanaxError, RecipeError, describe_type, suggest_name
 from ..metrics.console import wrap_line
-from ..models import DecoderTask, LoRA, Preference
+from ..models import DecoderObjective, DecoderTask, Kto, LoRA, Preference
 from ..models.objectives.preference_losses import PREFERENCE_LOSSES, PreferenceLoss
 from ..optim import AdamW
 from ..presets.experiments import preset
@@ -27,6 +27,9 @@ DATA = "--data"
 LORA = "--lora"
 
 PREFERENCE = "--preference"
+
+KTO = "kto"
+"""The method of answers that are each labeled good or bad."""
 
 PREFERENCE_ALIASES = {"dpo": "sigmoid"}
 """Names of methods, with those of their losses."""
@@ -147,17 +150,22 @@ def _with_preference(experiment: Experiment, loss: str, *, released: bool) -> Ex
     task = experiment.task
     if not isinstance(task, DecoderTask):
         raise RecipeError(f"{PREFERENCE} is for decoders, and {experiment.name} trains a {describe_type(task)}")
-    loss = PREFERENCE_ALIASES.get(loss, loss)
-    if loss not in PREFERENCE_LOSSES:
-        raise RecipeError(f"{PREFERENCE} {loss or 'without a loss'}; {suggest_name(loss, PREFERENCE_LOSSES)}")
-    smoothing = 1e-3 if loss == "exo_pair" else 0.0
-    objective = Preference(loss=cast(PreferenceLoss, loss), label_smoothing=smoothing)
-    task = dataclasses.replace(task, objective=objective)
+    task = dataclasses.replace(task, objective=_preference_objective(PREFERENCE_ALIASES.get(loss, loss)))
     optimizer = experiment.optimizer
     if released and isinstance(optimizer, AdamW):
         peak = PREFERENCE_RATE if task.adapter is None else 10 * PREFERENCE_RATE
         optimizer = dataclasses.replace(optimizer, schedule=dataclasses.replace(optimizer.schedule, peak=peak))
     return dataclasses.replace(experiment, task=task, optimizer=optimizer)
+
+
+def _preference_objective(loss: str) -> DecoderObjective:
+    """Return the objective of a loss of pairs, or that of labeled answers."""
+    if loss == KTO:
+        return Kto()
+    if loss not in PREFERENCE_LOSSES:
+        raise RecipeError(f"{PREFERENCE} {loss or 'without a loss'}; {suggest_name(loss, [*PREFERENCE_LOSSES, KTO])}")
+    smoothing = 1e-3 if loss == "exo_pair" else 0.0
+    return Preference(loss=cast(PreferenceLoss, loss), label_smoothing=smoothing)
 
 
 def _without_preference(flags: Sequence[str]) -> tuple[list[str], str | None]:

@@ -199,8 +199,8 @@ def _check_pairs(experiment: Experiment) -> None:
     data, task = experiment.data, experiment.task
     if isinstance(data, TextData) and data.has_groups and not task.reads_pairs:
         raise RecipeError(
-            f"{experiment.name}: the data has pairs of answers, and {type(task).__name__} would learn the rejected ones too; "
-            f"set task.objective=Preference() for a decoder (--preference sigmoid on the command line), or train a RewardTask"
+            f"{experiment.name}: the data has pairs of answers, or labeled ones, and {type(task).__name__} would learn the bad "
+            f"ones too; set task.objective=Preference(), or Kto() for labels (--preference dpo, or kto), or train a RewardTask"
         )
 
 

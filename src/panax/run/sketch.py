@@ -5,6 +5,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from ..core import DataFacts, Task
 from ..core.errors import RecipeError
 from ..core.layout.target import device_target
@@ -21,6 +24,9 @@ from .blank_data import find_missing_data
 from .experiment import Experiment
 from .preparation import make_program, prepare, scale_learning_rate
 from .tools.slow_axes import resolve_slow_axes
+
+TOKEN_AXES = ("batch", "seq")
+"""Axes of leaves with a number for each token."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,18 +83,28 @@ def sketch_step(
         )
         task = experiment.task.adapt_to_data(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
     task = with_compute_dtype(task, device_target(devices[0]), say)
-    experiment = scale_learning_rate(experiment, lambda: text_batch(data), say)
+    absent = task.required_leaves - data.leaves.keys()
+    missing = sorted(name for name in absent if task.batch_axes.get(name) == TOKEN_AXES)
+    if missing:
+        say(f"the batch is assumed to have {', '.join(missing)} too, which training adds")
+    axes = {**leaf_axes(data.leaves), **{name: task.batch_axes[name] for name in missing}}
+
+    def batch() -> dict[str, jax.ShapeDtypeStruct]:
+        shape = (data.batch_size, data.sequence_length)
+        return {**text_batch(data), **{name: jax.ShapeDtypeStruct(shape, jnp.float32) for name in missing}}
+
+    experiment = scale_learning_rate(experiment, batch, say)
     experiment, task = resolve_auto_mesh(
         experiment,
         task,
         make_program,
-        lambda: text_batch(data),
-        leaf_axes(data.leaves),
+        batch,
+        axes,
         lambda: DeviceGroup.of(devices, memory_bytes, fast_domain),
         say,
     )
     program = make_program(experiment, task)
     placement = Placement.create(experiment.mesh, experiment.rules, devices, mesh_requirements(program))
     program = resolve_slow_axes(program, placement, experiment.folder, say)
-    step = CompiledStep(program, placement, leaf_axes(data.leaves))
-    return Sketch(experiment, task, step, lambda: text_batch(data), data.sequence_length)
+    step = CompiledStep(program, placement, axes)
+    return Sketch(experiment, task, step, batch, data.sequence_length)

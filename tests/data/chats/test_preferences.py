@@ -16,6 +16,7 @@ from panax.core.errors import DataError, RecipeError
 from panax.data import (
     Chats,
     Jsonl,
+    LabeledAnswers,
     Mixture,
     MixtureComponent,
     PackedSource,
@@ -277,6 +278,11 @@ def test_files_of_pairs_are_known_by_their_records(tmp_path: Path) -> None:
     assert make_corpus(tmp_path / "pairs.jsonl") == Preferences(paths=(str(tmp_path / "pairs.jsonl"),))
     assert isinstance(make_corpus(tmp_path / "pairs.parquet"), Preferences)
     assert isinstance(make_corpus(tmp_path / "chats.jsonl"), Chats)
+    labeled = {"prompt": "a", "completion": "b", "label": True}
+    (tmp_path / "labeled.jsonl").write_text(json.dumps(labeled) + "\n")
+    parquet.write_table(arrow.table({name: [value] for name, value in labeled.items()}), tmp_path / "labeled.parquet")
+    assert isinstance(make_corpus(tmp_path / "labeled.jsonl"), LabeledAnswers)
+    assert isinstance(make_corpus(tmp_path / "labeled.parquet"), LabeledAnswers)
     assert isinstance(make_corpus(tmp_path / "pairs.jsonl", text="chosen"), Jsonl)
-    with pytest.raises(RecipeError, match="which train alone"):
+    with pytest.raises(RecipeError, match="which train alone; pass files of one kind"):
         make_corpus(tmp_path / "pairs.jsonl", tmp_path / "chats.jsonl")

@@ -2,16 +2,19 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import panax
+from panax.cli.main import main
 from panax.core import DataError, RecipeError
 from panax.data import BytePairTokenizer, Preferences, PretrainedTokenizer, TextData, TextFiles
-from panax.models import DecoderConfig, DecoderTask, LoRA, Preference
+from panax.models import DecoderConfig, DecoderTask, LoRA, NextToken, Preference
 from panax.optim import AdamW, Schedule
 
 WORDS = ["oak", "ash", "elm", "fir", "yew", "box"]
@@ -93,3 +96,46 @@ def test_only_pairs_have_a_reference(folder: Path) -> None:
     text = TextData(corpus=TextFiles(paths=(str(folder / "words.txt"),)))
     with pytest.raises(RecipeError, match=r"takes data=TextData\(corpus=Preferences\(...\)\)"):
         panax.add_reference(dataclasses.replace(recipe, data=text))
+
+
+def test_tasks_that_read_no_pairs_refuse_them(folder: Path) -> None:
+    plain = dataclasses.replace(experiment(folder, "plain").task, objective=NextToken())
+    with pytest.raises(
+        RecipeError, match=r"DecoderTask would learn the bad ones too; set task\.objective=Preference\(\)"
+    ):
+        panax.fit(dataclasses.replace(experiment(folder, "plain"), task=plain), quiet=True)
+
+
+@pytest.mark.full
+def test_released_models_learn_pairs_by_one_command(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PANAX_CACHE", str(tmp_path / "cache"))
+    model = DecoderConfig(max_length=64, embed=32, num_layers=2, heads=4, kv_heads=4, ffn=64, vocab_size=300)
+    panax.adapters.huggingface.save("base", jax.jit(DecoderTask(model=model).init)(jax.random.key(0))[0])
+    shutil.copytree(folder / "tokenizer", "base", dirs_exist_ok=True)
+    command = ["train", "hf:base", "--data", str(folder / "pairs.jsonl"), "--data.batch-size", "8", "--num-steps", "25"]
+    dpo = [*command, "--preference", "dpo", "--lora", "2"]
+    assert main([*dpo, "--name", "dpo", "--log-every", "1"]) == 0
+    assert "reference log-probabilities of 160 pairs computed" in capsys.readouterr().out
+    first = json.loads(Path("runs/dpo/metrics.jsonl").read_text().splitlines()[0])
+    assert first["train/loss"] == pytest.approx(np.log(2), rel=1e-6)
+    # The same command again finds its reference, and its checkpoint.
+    assert main([*dpo, "--name", "dpo", "--log-every", "1"]) == 0
+    again = capsys.readouterr().out
+    assert "computed" not in again and "all 25 steps are done" in again
+    assert (
+        main(["inspect", "hf:base", "--data", str(folder / "pairs.jsonl"), "--preference", "dpo", "--no-compile"]) == 0
+    )
+    assert "assumed to have reference_log_probability too" in capsys.readouterr().out.replace("\n", " ")
+    assert main(command) == 2
+    assert main([*command, "--preference", "ppo"]) == 2
+    errors = capsys.readouterr().err
+    assert "would learn the bad ones too" in errors and "--preference ppo; known: aot" in errors
+    # Labeled answers, by the same flag.
+    pairs = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+    labeled = [{"prompt": pair["prompt"], "completion": pair[name], "label": name == "chosen"}
+               for pair in pairs for name in ("chosen", "rejected")]  # fmt: skip
+    Path("labeled.jsonl").write_text("\n".join(map(json.dumps, labeled)))
+    command = [*command[:3], "labeled.jsonl", *command[4:]]
+    assert main([*command, "--preference", "kto", "--name", "kto"]) == 0
+    assert "rewards/chosen" in Path("runs/kto/metrics.jsonl").read_text()

@@ -46,6 +46,7 @@ from ...run.blank_data import find_missing_data
 from ...run.folder.description import serialize_config
 from ...run.preparation import prepare
 from ...run.sketch import sketch_step
+from ...run.tools.reference import needs_reference
 from ...system.terminal_text import format_bytes
 from ...train.compiled_step import CompiledStep
 from ..overrides import asks_for_help, experiment_from
@@ -151,6 +152,9 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], Hardware | None, b
 
 
 def _attached(experiment: Experiment, say: LogFn) -> Subject:
+    if needs_reference(experiment):
+        choose_by_timing()
+        return _sketch_subject(experiment, None, jax.devices(), say)
     if (blank := find_missing_data(experiment)) is not None:
         if isinstance(experiment.data, TextData):
             choose_by_timing()

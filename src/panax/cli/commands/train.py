@@ -34,7 +34,8 @@ from ..recipes import built_in_recipes
 HELP = """\
   --data PATH...    train on these files, folders or globs of text
   --lora RANK       train adapters of this rank beside a decoder's matrices
-  --preference LOSS  learn from pairs of answers: dpo, ipo, simpo, orpo, ...
+  --preference LOSS  learn from pairs of answers: dpo, ipo, simpo, orpo,
+                    ...; or by kto from answers labeled good or bad
   --tasks FILE...   ask the model these questions at the end, and every
                     --tasks-every N steps
   --fresh           train from step 0; an earlier run is set aside

@@ -1,6 +1,7 @@
 """Records of labeled answers: a prompt with one answer, texts or lists of messages, and a label of good or bad."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +14,20 @@ from .pair_records import describe_fields, describe_kind
 ANSWER_FIELDS = ("prompt", "completion", "label", "tools", OPTIONS, "chosen", "rejected")
 """Fields that answers are read from, and those of pairs, to recognize them."""
 
+LABELED = ("prompt", "completion", "label")
+
+_LABEL = re.compile(rb'[{,]\s*"label"\s*:\s*(true|false)')
+_COMPLETION = re.compile(rb'[{,]\s*"completion"\s*:')
 _EXPECTED = "expected prompt and completion, each a string or a list of messages, and label, true or false"
+
+
+def is_labeled_record(begin: bytes) -> bool:
+    r"""Return True if JSON records with this beginning are labeled answers.
+
+    >>> is_labeled_record(b'{"prompt": "a", "completion": "b", "label": true}'), is_labeled_record(b'{"label": true}')
+    (True, False)
+    """
+    return _LABEL.search(begin) is not None and _COMPLETION.search(begin) is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ from ..formats.mds import Mds
 from ..formats.megatron import MegatronTokens
 from ..formats.records import HuggingFaceDisk, Jsonl, Parquet
 from ..formats.webdataset import WebDataset
+from ..preferences.answer_records import LABELED, is_labeled_record
+from ..preferences.labeled_answers import LabeledAnswers
 from ..preferences.pair_records import ANSWERS, is_pair_record
 from ..preferences.preferences import Preferences
 from .concat import ConcatCorpus
@@ -82,8 +84,8 @@ def make_corpus(
         text: The field of records that holds the document; by default the format's usual one.
         prompt: The field with the text before the answer, which carries no loss; needs `answer`.
         answer: The field with the text to learn; needs `prompt`.
-        chats: True if records of conversations are read as such (`Chats`), and pairs of answers as `Preferences`, unless
-            fields are named.
+        chats: True if records of conversations are read as such (`Chats`), pairs of answers as `Preferences` and labeled ones as
+            `LabeledAnswers`, unless fields are named.
 
     Raises:
         DataError: A path does not exist, holds nothing or several kinds of files, or no corpus reads it.
@@ -120,8 +122,10 @@ def make_corpus(
         corpora = [dataclasses.replace(each, **fields) if each in with_fields else each for each in corpora]
     if len(corpora) == 1:
         return corpora[0]
-    if any(isinstance(each, Preferences) for each in corpora):
-        raise RecipeError("some of these files have pairs of answers, which train alone; pass files of pairs only")
+    if any(isinstance(each, Preferences | LabeledAnswers) for each in corpora):
+        raise RecipeError(
+            "some of these files have pairs of answers, or labeled ones, which train alone; pass files of one kind"
+        )
     tokens = next((each for each in corpora if isinstance(each, TokenFile)), None)
     if tokens is not None:
         raise RecipeError(
@@ -315,17 +319,21 @@ def _conversation_type(file: DataFile, kind: type | None) -> type | None:
             begin = read_first_bytes(file.local, file.name)
         except DataError:
             return None
-        return Preferences if is_pair_record(begin) else Chats if is_chat_record(begin) else None
+        if is_pair_record(begin):
+            return Preferences
+        return LabeledAnswers if is_labeled_record(begin) else Chats if is_chat_record(begin) else None
     try:
         import pyarrow as arrow
         from pyarrow import parquet
     except ImportError:
         return None
     try:
-        names = parquet.read_schema(file.name).names
+        names = set(parquet.read_schema(file.name).names)
     except (*ARROW_ERRORS, arrow.ArrowException):  # a damaged file, which its reader reports
         return None
-    return Preferences if set(ANSWERS) <= set(names) else Chats if find_layout(names) is not None else None
+    if names >= set(ANSWERS):
+        return Preferences
+    return LabeledAnswers if names >= set(LABELED) else Chats if find_layout(names) is not None else None
 
 
 def _globs(path: str, files: Sequence[DataFile]) -> list[str]:

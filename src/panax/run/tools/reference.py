@@ -35,7 +35,7 @@ _FILE = "reference.safetensors"
 def needs_reference(experiment: Experiment) -> bool:
     """Return True if an experiment trains on pairs by a loss with a reference model, and has no log-probabilities of it."""
     corpus = getattr(experiment.data, "corpus", None)
-    is_missing = isinstance(corpus, Preferences) and corpus.reference is None
+    is_missing = isinstance(corpus, Preferences | LabeledAnswers) and corpus.reference is None
     return is_missing and REFERENCE in experiment.task.required_leaves
 
 
