@@ -64,6 +64,7 @@ def teacher(folder: Path) -> panax.Result:
     return panax.fit(experiment(folder, "trained"), quiet=True)
 
 
+@pytest.mark.full
 def test_a_student_learns_from_a_checkpoint(folder: Path, teacher: panax.Result) -> None:
     where = f"checkpoint:{folder / 'trained'}"
     recipe = experiment(folder, "student", objective=Distill(label_weight=0.1))
@@ -186,6 +187,7 @@ def test_whatever_has_no_teacher_is_an_error(folder: Path) -> None:
         (experiment(folder, "plain"), "hf:x", "reads no teacher; set task.objective=Distill"),
         (recipe, "runs/x", r"teacher='runs/x'; expected hf:DIR, checkpoint:DIR"),
         (dataclasses.replace(recipe, data=[]), "hf:x", "takes data=TextData"),
+        (dataclasses.replace(recipe, held_out=recipe.data), "hf:x", "held_out has no teacher; hold out a part of data"),
     ):
         with pytest.raises(RecipeError, match=message):
             panax.add_teacher(broken, teacher=teacher)
