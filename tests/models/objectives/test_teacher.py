@@ -91,12 +91,13 @@ def test_a_student_learns_from_a_checkpoint(folder: Path, teacher: panax.Result)
 @pytest.mark.full
 @pytest.mark.parametrize("packing", [False, True])
 def test_stored_values_are_those_of_the_teacher(folder: Path, packing: bool) -> None:
-    """On a mesh that splits the vocabulary and the rows: all targets of unpacked rows, and of whole documents in packed ones."""
+    """On meshes that split words, rows or layers: all targets of unpacked rows, and of whole documents in packed ones."""
     recipe = experiment(folder, f"values-{packing}", objective=Distill(temperature=2.0), packing=packing, held_out=0)
     size = recipe.data.open().vocab_size  # type: ignore[union-attr]
     task = DecoderTask(model=DecoderConfig(vocab_size=size, max_length=64, embed=32, num_layers=2, heads=4, ffn=48))
     params, _ = jax.jit(task.init)(jax.random.key(7))
-    meshed = dataclasses.replace(recipe, mesh=panax.mesh.MeshShape(tensor=2, context=2, fsdp=2))  # type: ignore[attr-defined]
+    sizes = {"stage": 2, "tensor": 2, "fsdp": 2} if packing else {"tensor": 2, "context": 2, "fsdp": 2}
+    meshed = dataclasses.replace(recipe, mesh=panax.mesh.MeshShape(**sizes))  # type: ignore[attr-defined]
     joined = panax.add_teacher(meshed, teacher=(task, params), top_k=TOP_K)
     assert isinstance(joined.data, TextData)
     rows = joined.data.open().train.rows  # type: ignore[union-attr]
