@@ -64,6 +64,7 @@ def teacher(folder: Path) -> panax.Result:
     return panax.fit(experiment(folder, "trained"), quiet=True)
 
 
+@pytest.mark.full
 def test_a_student_learns_from_a_checkpoint(folder: Path, teacher: panax.Result) -> None:
     where = f"checkpoint:{folder / 'trained'}"
     recipe = experiment(folder, "student", objective=Distill(label_weight=0.1))
@@ -90,12 +91,13 @@ def test_a_student_learns_from_a_checkpoint(folder: Path, teacher: panax.Result)
 @pytest.mark.full
 @pytest.mark.parametrize("packing", [False, True])
 def test_stored_values_are_those_of_the_teacher(folder: Path, packing: bool) -> None:
-    """On a mesh that splits the vocabulary and the rows: all targets of unpacked rows, and of whole documents in packed ones."""
+    """On meshes that split words, rows or layers: all targets of unpacked rows, and of whole documents in packed ones."""
     recipe = experiment(folder, f"values-{packing}", objective=Distill(temperature=2.0), packing=packing, held_out=0)
     size = recipe.data.open().vocab_size  # type: ignore[union-attr]
     task = DecoderTask(model=DecoderConfig(vocab_size=size, max_length=64, embed=32, num_layers=2, heads=4, ffn=48))
     params, _ = jax.jit(task.init)(jax.random.key(7))
-    meshed = dataclasses.replace(recipe, mesh=panax.mesh.MeshShape(tensor=2, context=2, fsdp=2))  # type: ignore[attr-defined]
+    sizes = {"stage": 2, "tensor": 2, "fsdp": 2} if packing else {"tensor": 2, "context": 2, "fsdp": 2}
+    meshed = dataclasses.replace(recipe, mesh=panax.mesh.MeshShape(**sizes))  # type: ignore[attr-defined]
     joined = panax.add_teacher(meshed, teacher=(task, params), top_k=TOP_K)
     assert isinstance(joined.data, TextData)
     rows = joined.data.open().train.rows  # type: ignore[union-attr]
@@ -186,6 +188,7 @@ def test_whatever_has_no_teacher_is_an_error(folder: Path) -> None:
         (experiment(folder, "plain"), "hf:x", "reads no teacher; set task.objective=Distill"),
         (recipe, "runs/x", r"teacher='runs/x'; expected hf:DIR, checkpoint:DIR"),
         (dataclasses.replace(recipe, data=[]), "hf:x", "takes data=TextData"),
+        (dataclasses.replace(recipe, held_out=recipe.data), "hf:x", "held_out has no teacher; hold out a part of data"),
     ):
         with pytest.raises(RecipeError, match=message):
             panax.add_teacher(broken, teacher=teacher)

@@ -195,7 +195,8 @@ class Preference(Validated, DecoderObjective):
         log_probability, aligned = self._log_probabilities(head, targets["targets"], mask)
         reference = jnp.where(mask != 0, targets.get(REFERENCE_LEAF, jnp.zeros_like(mask)), 0.0)
         share = mask if self.ld_alpha is None else mask * weight_longer_parts(targets["number"], slot, self.ld_alpha)
-        values = jnp.stack([log_probability * share, reference * share, mask, starts, aligned * mask], axis=-1)
+        columns = [log_probability * share, reference * share, mask, starts]
+        values = jnp.stack(columns if aligned is None else [*columns, aligned * mask], axis=-1)
         sums = sum_segments(values, slot).reshape(-1, 2, values.shape[-1])
         pairs = _present(sums)
         # 1 for the pairs with a chosen answer that begins on this device.
@@ -215,12 +216,12 @@ class Preference(Validated, DecoderObjective):
         faults = check_pairs(jax.lax.stop_gradient(sums[:, :, 2:4]), targets["stray"])
         return losses, {**metrics, "tokens": Sum(mask.sum()), "pairs": Sum(weight), **faults}
 
-    def _log_probabilities(self, head: VocabularyHead, targets: Array, mask: Array) -> tuple[Array, Array]:
+    def _log_probabilities(self, head: VocabularyHead, targets: Array, mask: Array) -> tuple[Array, Array | None]:
         """Return the log-probability of each target, and its excess over the logarithm of the sum of all squared probabilities,
-        which `weight_by_likelihood` reads; else zeros.
+        which `weight_by_likelihood` reads; else None.
         """
         if not self.weight_by_likelihood:
-            return head.log_probabilities(targets, mask), jnp.zeros_like(mask)
+            return head.log_probabilities(targets, mask), None
         # With L the logsumexp, log p = z - L(z), and the sum of squares is exp(L(2z) - 2 L(z)): the excess is
         # (2z - L(2z)) - (z - L(z)), a difference of log-probabilities at the temperatures 1/2 and 1.
         both = head.top_log_probabilities(targets[..., None], targets, mask, temperature=0.5)

@@ -82,6 +82,10 @@ def add_teacher(
         raise RecipeError("add_teacher: the experiment's task reads no teacher; set task.objective=Distill()")
     if not isinstance(data, TextData):
         raise RecipeError(f"add_teacher takes data=TextData(...); the experiment has {describe_type(data)}")
+    if experiment.held_out is not None:
+        raise RecipeError(
+            "add_teacher: the experiment's held_out has no teacher; hold out a part of data with data.held_out"
+        )
     opened = data.open()
     if len(opened.parts) > 1 or opened.has_groups:
         raise RecipeError(
