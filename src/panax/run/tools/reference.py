@@ -62,8 +62,9 @@ def add_reference(experiment: Experiment, *, say: LogFn = lambda line: None) -> 
             f"add_reference takes data=TextData(corpus=Preferences(...)), or LabeledAnswers; the experiment has {actual}"
         )
     plain = dataclasses.replace(data, corpus=dataclasses.replace(corpus, reference=None))
-    prepared = _prepare(dataclasses.replace(experiment, data=plain), task, plain, say)
-    state = init_state(prepared, say)
+    # The run itself reports its data and its weights.
+    prepared = _prepare(dataclasses.replace(experiment, data=plain), task, plain, lambda line: None)
+    state = init_state(prepared, lambda line: None)
     (part,) = plain.open().parts.values()
     store, weights = part.training.store, fingerprint_weights(state.params)
     settings = (data.sequence_length, data.packing, corpus.too_long, prepared.task.compute_dtype)

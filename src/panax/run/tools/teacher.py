@@ -25,14 +25,14 @@ from ...optim import Optax
 from ...train import StepConfig
 from ..entry import check_experiment
 from ..experiment import Experiment
+from ..folder.addresses import CHECKPOINT_PREFIX, RELEASED_PREFIX
 from ..folder.initial_state import init_state
-from ..folder.trained_model import RELEASED_PREFIX, find_checkpoints, read_task, read_tokenizer
+from ..folder.trained_model import find_checkpoints, read_task, read_tokenizer
 from ..opened_data import LogFn
 from ..preparation import PreparedRun, prepare
 from .reference import fingerprint_weights
 
 _VERSION = 1
-_CHECKPOINT_PREFIX = "checkpoint:"
 
 
 class _Teacher(NamedTuple):
@@ -125,7 +125,7 @@ def _describe(teacher: str | tuple[Task, Any]) -> _Teacher:
 
         task, tokenizer = read_released_task(where)
         return _Teacher(task, teacher, None, tokenizer)
-    if kind != _CHECKPOINT_PREFIX.removesuffix(":") or not where:
+    if kind != CHECKPOINT_PREFIX.removesuffix(":") or not where:
         raise RecipeError(f"teacher={teacher!r}; expected hf:DIR, checkpoint:DIR, or a task with its parameters")
     checkpoint = next(find_checkpoints(where))
     return _Teacher(read_task(checkpoint), teacher, None, read_tokenizer(checkpoint))
