@@ -130,7 +130,7 @@ def test_released_models_learn_pairs_by_one_command(folder: Path, tmp_path: Path
     assert main(command) == 2
     assert main([*command, "--preference", "ppo"]) == 2
     errors = capsys.readouterr().err
-    assert "would learn the bad ones too" in errors and "--preference ppo; known: aot" in errors
+    assert "would learn the bad ones too" in errors and "--preference ppo; did you mean" in errors
     # Labeled answers, by the same flag.
     pairs = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
     labeled = [{"prompt": pair["prompt"], "completion": pair[name], "label": name == "chosen"}

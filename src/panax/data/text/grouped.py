@@ -1,9 +1,11 @@
 """Corpora of which several documents belong together: held out together, and in one row."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from .encoding import inner_corpus
 from .packing import Documents, PackedRowSource
+from .token_file import TokenFile
 
 if TYPE_CHECKING:
     from .text import TextData
@@ -42,3 +44,15 @@ class GroupedCorpus(Protocol):
             DataError: A group does not fit.
         """
         ...
+
+
+def find_grouped(corpus: Any) -> GroupedCorpus | None:
+    """Return the corpus of which documents belong together, without a filter; None for others."""
+    inner = corpus if isinstance(corpus, TokenFile) else inner_corpus(corpus)
+    return inner if isinstance(inner, GroupedCorpus) else None
+
+
+def group_size(corpus: Any) -> int:
+    """Return the number of adjacent documents that belong together; 1 for other corpora."""
+    grouped = find_grouped(corpus)
+    return 1 if grouped is None else grouped.documents_per_group

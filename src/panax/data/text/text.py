@@ -20,9 +20,8 @@ from ..mixtures.mixture_source import ConcatRows, MixedSource, derive_part_seed
 from ..teacher.stored_teacher import load_teacher, read_facts
 from ..teacher.teacher_rows import TeacherRows, teacher_leaves
 from .corpus import PythonLibrary
-from .encoding import inner_corpus
 from .filtered_corpus import FilteredCorpus, PlainCorpus
-from .grouped import GroupedCorpus, GroupedRows
+from .grouped import GroupedRows, find_grouped, group_size
 from .packing import Documents, PackedRows, PackedRowSource, PaddedRows, permutation
 from .record_checks import RecordLimits
 from .row_lengths import describe_lengths, describe_skipped_documents
@@ -94,7 +93,7 @@ class TextData(Validated):
                 "tokenizer=PretrainedTokenizer(path=...), or set tokenizer=None"
             )
         parts = self._corpora()
-        grouped = [name for name, corpus in parts.items() if _grouped(corpus) is not None]
+        grouped = [name for name, corpus in parts.items() if find_grouped(corpus) is not None]
         if grouped and len(parts) > 1:
             raise RecipeError(
                 f"part {grouped[0]!r} of the mixture is a {type(parts[grouped[0]]).__name__}, which trains alone; name all its "
@@ -111,7 +110,7 @@ class TextData(Validated):
     @property
     def has_groups(self) -> bool:
         """True if documents belong together, such as the answers of a pair."""
-        return any(_grouped(corpus) is not None for corpus in self._corpora().values())
+        return any(find_grouped(corpus) is not None for corpus in self._corpora().values())
 
     def open(self, *, progress: Progress | None = None) -> "OpenedText":
         """Tokenize the corpus, or load it from the cache, and build the sources.
@@ -128,7 +127,7 @@ class TextData(Validated):
         root = cache_directory(self.cache_dir)
         tokenizer, stores = open_corpora(list(corpora.values()), self.tokenizer, root, progress, limits)
         parts = {
-            name: OpenedPart(*split(store, self.held_out, group=_group_size(corpus)))
+            name: OpenedPart(*split(store, self.held_out, group=group_size(corpus)))
             for (name, corpus), store in zip(corpora.items(), stores, strict=True)
         }
         return OpenedText(
@@ -209,7 +208,7 @@ class TextData(Validated):
     @property
     def leaves(self) -> Mapping[str, Any]:
         """Names and dtypes of a batch's leaves, each (batch, seq); dtypes with a shape have it in addition."""
-        corpus = _grouped(next(iter(self._corpora().values())))
+        corpus = find_grouped(next(iter(self._corpora().values())))
         leaves = TEXT_LEAVES if corpus is None else corpus.leaves
         return leaves if self.teacher is None else {**leaves, **teacher_leaves(read_facts(self.teacher).top_k)}
 
@@ -239,23 +238,12 @@ class TextData(Validated):
 
     def _rows(self, documents: Documents, name: str) -> PackedRows | PaddedRows | GroupedRows:
         seed = derive_part_seed(self.seed, name) if name else self.seed
-        corpus = _grouped(self._corpora()[name])
+        corpus = find_grouped(self._corpora()[name])
         if corpus is not None:
             return corpus.make_rows(documents, self, seed)
         if self.packing:
             return PackedRows(documents, sequence_length=self.sequence_length, seed=seed)
         return PaddedRows(documents, sequence_length=self.sequence_length, seed=seed, buckets=self.buckets)
-
-
-def _grouped(corpus: PlainCorpus | FilteredCorpus) -> GroupedCorpus | None:
-    """Return the corpus of which documents belong together, without a filter; None for others."""
-    inner = corpus if isinstance(corpus, TokenFile) else inner_corpus(corpus)
-    return inner if isinstance(inner, GroupedCorpus) else None
-
-
-def _group_size(corpus: PlainCorpus | FilteredCorpus) -> int:
-    grouped = _grouped(corpus)
-    return 1 if grouped is None else grouped.documents_per_group
 
 
 class OpenedPart(NamedTuple):
