@@ -13,7 +13,7 @@ def sft_quickstart() -> Experiment:
     """Train a small decoder to answer "which of two words?" by either of them: dpo_quickstart begins with it.
 
     Command: panax train sft_quickstart
-    Hardware: two CPU cores.
+    Hardware: two CPU cores (AMD EPYC); 24 s.
     Expected: half of the answers are the word that comes first in the alphabet.
     """
     folder = choices_folder()
