@@ -25,9 +25,6 @@ from .experiment import Experiment
 from .preparation import make_program, prepare, scale_learning_rate
 from .tools.slow_axes import resolve_slow_axes
 
-TOKEN_AXES = ("batch", "seq")
-"""Axes of leaves with a number for each token."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Sketch:
@@ -84,10 +81,12 @@ def sketch_step(
         task = experiment.task.adapt_to_data(DataFacts(data.tokenizer.vocab_size, data.sequence_length))
     task = with_compute_dtype(task, device_target(devices[0]), say)
     absent = task.required_leaves - data.leaves.keys()
-    missing = sorted(name for name in absent if task.batch_axes.get(name) == TOKEN_AXES)
+    # Those with a number for each token, as all leaves of text have.
+    axes = leaf_axes(data.leaves)
+    missing = sorted(name for name in absent if task.batch_axes.get(name) in axes.values())
     if missing:
         say(f"the batch is assumed to have {', '.join(missing)} too, which training adds")
-    axes = {**leaf_axes(data.leaves), **{name: task.batch_axes[name] for name in missing}}
+    axes = {**axes, **{name: task.batch_axes[name] for name in missing}}
 
     def batch() -> dict[str, jax.ShapeDtypeStruct]:
         shape = (data.batch_size, data.sequence_length)

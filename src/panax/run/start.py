@@ -23,7 +23,7 @@ from .compile_ahead import compile_ahead
 from .experiment import Experiment
 from .folder.addresses import base_folder
 from .folder.attachments import CLASSES, MODEL, RELEASED
-from .folder.base_model import NamedBase, find_base
+from .folder.base_model import find_base, resumed_base
 from .folder.description import serialize_config
 from .folder.initial_state import init_state
 from .folder.previous_run import RUN_FILES, SETTINGS, archive_run, check_same_run, find_resume_position
@@ -335,7 +335,7 @@ def start_from_checkpoint(
         DataProgress(rollbacks=progress.rollbacks, data=progress.data + 1) if changed else progress,
         checkpoint.url,
         BestEvaluation.of(checkpoint.manifest.host.get(BEST)),
-        NamedBase.of(checkpoint.manifest),
+        resumed_base(prepared, checkpoint.manifest),
     )
 
 

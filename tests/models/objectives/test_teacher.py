@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -212,3 +213,12 @@ def test_a_stored_teacher_of_other_tokens_is_an_error(folder: Path, tmp_path: Pa
         load_teacher(joined.data.teacher, store)
     with pytest.raises(DataError, match=r"does not hold a teacher's log-probabilities .* again with panax.add_teacher"):
         load_teacher(tmp_path, opened.training_documents.store)
+    # A file that is cut short, while it is in use and after.
+    copy, store = tmp_path / "copy", opened.training_documents.store
+    shutil.copytree(joined.data.teacher, copy)
+    stored = load_teacher(copy, store)
+    os.truncate(copy / "tokens.npy", 140)
+    with pytest.raises(DataError, match=r"tokens.npy was cut short to 140 bytes while it was in use"):
+        stored.read(np.array([1]))
+    with pytest.raises(DataError, match=r"does not hold a teacher's log-probabilities \(tokens.npy takes"):
+        load_teacher(copy, store)

@@ -134,7 +134,8 @@ def test_a_base_that_has_changed_or_gone_is_named(released: Path, tmp_path: Path
     # It trains on beside the same weights elsewhere.
     again = dataclasses.replace(experiment, num_steps=4, init=f"hf:{released / 'base'}")
     assert fit(again, accept_changes=True).step == 4
-    assert NamedBase.of(Checkpointer(tmp_path / "run" / "checkpoints").open(4).manifest) is not None
+    base = NamedBase.of(Checkpointer(tmp_path / "run" / "checkpoints").open(4).manifest)
+    assert base is not None and base.init == f"hf:{released / 'base'}"
 
 
 def test_a_run_that_stores_its_base_keeps_doing_so(released: Path, tmp_path: Path) -> None:
@@ -162,6 +163,18 @@ def test_frozen_layers_of_a_whole_model_are_named_by_choice(released: Path, tmp_
         fit(dataclasses.replace(experiment, frozen=(), directory=str(tmp_path / "free")))
     with pytest.raises(RecipeError, match=r"is for weights that init=hf:\.\.\. loads, and init is ''"):
         fit(dataclasses.replace(experiment, init="", directory=str(tmp_path / "new")))
+
+
+def test_a_relative_folder_is_found_from_another_one(
+    released: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(released.parent)
+    # It has the form of a name in a hub, too.
+    name = f"{released.name}/base"
+    state = fit(tuning(released, tmp_path / "run", num_steps=1, init=f"hf:{name}")).state
+    monkeypatch.chdir(tmp_path)
+    for ours, theirs in zip(jax.tree.leaves(panax.load("run").params), jax.tree.leaves(state.params), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_run_begins_from_the_adapters_of_another(released: Path, tmp_path: Path) -> None:

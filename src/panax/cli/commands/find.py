@@ -12,6 +12,7 @@ from ...run.tools.batch_search import find_batch
 from ...run.tools.batch_search import format_batch_result as lines_of_batch
 from ...run.tools.lr_page import format_rate_curve as lines_of_rate
 from ...run.tools.lr_search import RateRange, find_lr
+from ...run.tools.reference import add_reference, needs_reference
 from ..overrides import experiment_from
 from ..parser import Parser
 from ..plugins import start_jax, suppress_plugin_warnings
@@ -35,6 +36,8 @@ def _find_rate(options: argparse.Namespace, rest: list[str]) -> int:
     experiment = experiment_from([options.recipe, *rest], "train")
     start_jax()
     console = plain_console()
+    if needs_reference(experiment):
+        experiment = add_reference(experiment)
     output = options.output or f"{experiment.folder}-rate.html"
     result = find_lr(
         experiment, **range_settings, output=output, say=lambda line: console.print(wrap_line(line), style="dim")

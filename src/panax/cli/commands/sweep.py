@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ...core.errors import RecipeError
 from ...job.join import check_single_process
 from ...metrics.console import plain_console
+from ...run.tools.reference import add_reference, needs_reference
 from ...run.tools.sweep import CHART, TABLE, Sweep, expand_flags, run_trials
 from ...system.terminal_text import align_columns
 from ..overrides import experiment_from
@@ -44,6 +45,7 @@ def sweep(arguments: Sequence[str]) -> int:
     trials = [(varied, experiment_from([name, *run], "train")) for varied, run in runs]
     check_single_process("panax sweep")
     start_jax()
+    trials = [(varied, add_reference(each) if needs_reference(each) else each) for varied, each in trials]
     console = plain_console()
     result = run_trials(trials, fresh=fresh, accept_changes=accept)
     for line in format_sweep(result):

@@ -13,6 +13,8 @@ from panax.core.errors import DataError
 from ...system import json_reader
 from ...system.files import expand_user
 from ..files.files import fingerprint
+from ..files.memory_map import check_mapped
+from ..formats.npy_header import map_npy
 from ..text.tokens import TokenStore
 
 _ABOUT, _SLOTS, _TOKENS, _VALUES = "teacher.json", "slots.npy", "tokens.npy", "log_probabilities.npy"
@@ -59,7 +61,11 @@ class StoredTeacher:
     def read(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """Read ids and log-probabilities of tokens by their index in the token file, with one more dimension than the
         indices; zeros for -1, and for tokens without any.
+
+        Raises:
+            DataError: A file was truncated while it was in use.
         """
+        check_mapped(self.slots, self.tokens, self.log_probabilities)
         slots = np.where(indices >= 0, self.slots[np.maximum(indices, 0)], -1)
         has_any = (slots >= 0)[..., None]
         slots = np.maximum(slots, 0)
@@ -103,7 +109,7 @@ def load_teacher(folder: str | Path, store: TokenStore) -> StoredTeacher:
     """
     facts, root = read_facts(folder), expand_user(folder)
     try:
-        slots, tokens, values = (np.load(root / name, mmap_mode="r") for name in (_SLOTS, _TOKENS, _VALUES))
+        slots, tokens, values = (map_npy(root / name, name) for name in (_SLOTS, _TOKENS, _VALUES))
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} does not hold a teacher's log-probabilities ({error}); {_ADVICE}") from error
     if facts.content != store.content or slots.shape != (len(store.tokens),):

@@ -14,6 +14,7 @@ from ...core import TrainState, named_leaves
 from ...core.errors import CheckpointError, PanaxError, RecipeError
 from ...core.params.axes import path_name
 from ...core.params.checksums import compute_checksums
+from ...system.files import absolute_path, expand_user
 from ..preparation import PreparedRun
 from .addresses import RELEASED_PREFIX, base_name, is_released
 
@@ -85,7 +86,6 @@ def find_base(prepared: PreparedRun, state: TrainState) -> NamedBase | None:
         raise RecipeError(
             f'checkpoint.base="named" is for weights that init=hf:... loads, and init is {experiment.init!r}; leave it "auto"'
         )
-    from ...adapters.huggingface.hub import find_model
     from ...adapters.huggingface.loader import parameters_left
 
     loaded = eqx.filter(state.params, parameters_left(task, state.params), inverse=True)
@@ -95,7 +95,27 @@ def find_base(prepared: PreparedRun, state: TrainState) -> NamedBase | None:
         raise RecipeError(
             'checkpoint.base="named" names weights that do not change, and this run trains all of them; leave it "auto"'
         )
-    return NamedBase(f"{RELEASED_PREFIX}{find_model(base_name(experiment.init)).where}", checksums)
+    return NamedBase(_base_address(experiment.init), checksums)
+
+
+def resumed_base(prepared: PreparedRun, manifest: Manifest) -> NamedBase | None:
+    """Return the weights that a checkpoint names, and that are left out of those after it: at the address from which they
+    were read now."""
+    base, init = NamedBase.of(manifest), prepared.experiment.init
+    return (
+        base
+        if base is None or not init.startswith(RELEASED_PREFIX)
+        else dataclasses.replace(base, init=_base_address(init))
+    )
+
+
+def _base_address(init: str) -> str:
+    from ...adapters.huggingface.hub import find_model
+
+    name = base_name(init)
+    # A folder is found again from another one, and is not taken for a name in a hub.
+    where = absolute_path(name) if expand_user(name).is_dir() else find_model(name).where
+    return f"{RELEASED_PREFIX}{where}"
 
 
 def read_base(task: Any, init: str, abstract: tuple[Any, Any]) -> Mapping[str, jax.Array]:
