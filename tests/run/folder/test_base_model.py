@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +265,28 @@ def test_a_base_of_an_adapter_that_has_moved_is_named(
     config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": None}))
     with pytest.raises(CheckpointError, match="names no base: base_model_name_or_path=None; pass --base DIR"):
         panax.load(f"peft:{tmp_path / 'adapter'}")
+
+
+@pytest.mark.slow
+def test_two_processes_name_one_base(released: Path, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "panax", "launch", f"hf:{released / 'base'}", "--data", str(released / "a.txt"),
+              "--lora", "4", "--processes", "2", "--devices", "2", "--mesh.fsdp", "4", "--data.batch-size", "8", "--data.sequence-length", "32",
+              "--name", "two", "--quiet", "--optimizer.schedule.decay", "constant", "--optimizer.schedule.warmup-steps", "2",
+              "--data.held-out", "0", "--log-every", "1"]  # fmt: skip
+    environment = {**os.environ, "XLA_FLAGS": "", "PANAX_CACHE": str(tmp_path / "cache")}
+    for steps in ("3", "5"):
+        command = [*launch, "--num-steps", steps]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "two"
+    manifest = Checkpointer(folder / "checkpoints").open(5).manifest
+    base = NamedBase.of(manifest)
+    assert base is not None and base.init == f"hf:{released / 'base'}"
+    # The parts of two processes hold adapters alone, and one process reads them beside the whole base.
+    assert all(name.endswith((".a", ".b")) for name in manifest.arrays if name.startswith("params."))
+    loaded, original = panax.load(folder), panax.load(f"hf:{released / 'base'}")
+    for ours, theirs in zip(
+        jax.tree.leaves(base_weights(loaded.params)), jax.tree.leaves(original.params), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    assert any(leaf.any() for name, leaf in named_leaves(loaded.params).items() if name.endswith(".b"))
