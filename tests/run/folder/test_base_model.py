@@ -269,10 +269,20 @@ def test_a_base_of_an_adapter_that_has_moved_is_named(
 
 @pytest.mark.slow
 def test_two_processes_name_one_base(released: Path, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "panax", "launch", f"hf:{released / 'base'}", "--data", str(released / "a.txt"),
-              "--lora", "4", "--processes", "2", "--devices", "2", "--mesh.fsdp", "4", "--data.batch-size", "8", "--data.sequence-length", "32",
-              "--name", "two", "--quiet", "--optimizer.schedule.decay", "constant", "--optimizer.schedule.warmup-steps", "2",
-              "--data.held-out", "0", "--log-every", "1"]  # fmt: skip
+    flags = {"processes": "2", "devices": "2", "mesh.fsdp": "4", "lora": "4", "name": "two", "data.batch-size": "8",
+             "data.sequence-length": "32", "data.held-out": "0", "optimizer.schedule.decay": "constant",
+             "optimizer.schedule.warmup-steps": "2"}  # fmt: skip
+    launch = [
+        sys.executable,
+        "-m",
+        "panax",
+        "launch",
+        f"hf:{released / 'base'}",
+        "--data",
+        str(released / "a.txt"),
+        "--quiet",
+    ]
+    launch += [part for name, value in flags.items() for part in (f"--{name}", value)]
     environment = {**os.environ, "XLA_FLAGS": "", "PANAX_CACHE": str(tmp_path / "cache")}
     for steps in ("3", "5"):
         command = [*launch, "--num-steps", steps]
