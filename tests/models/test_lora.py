@@ -378,7 +378,7 @@ def test_a_run_of_adapters_beside_an_earlier_run(tmp_path: Path, monkeypatch, ca
     assert main(["export", "runs/small", "none", "--adapter"]) == 2
     assert main(["export", "runs/tuned", "none", "--adapter", "--dtype", "float32"]) == 2
     errors = capsys.readouterr().err
-    assert "has no adapters; export the model itself" in errors and "leave out --gguf, --dtype and --base" in errors
+    assert "has no adapters; export the model itself" in errors and "leave out --gguf and --dtype" in errors
     # The same command again finds its checkpoint, of which the run is done.
     assert main([*tune, *sizes]) == 0
     assert "resuming from step 6" in capsys.readouterr().out

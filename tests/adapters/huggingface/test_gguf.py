@@ -60,13 +60,14 @@ TEXTS = [f"the {one} of a {other} is {third}" for one in ("sum", "edge", "root")
 @functools.cache
 def draw(config: DecoderConfig) -> Decoder:
     """Parameters of which none is neutral, and larger ones, so that positions differ."""
-    rng = np.random.default_rng(1)
-
-    def noisy(leaf: jax.Array) -> jax.Array:
-        noise = 0.1 * rng.normal(size=leaf.shape)
-        return jnp.asarray((np.asarray(leaf) * (2.0 if leaf.ndim > 2 else 1.0) + noise).astype(np.float32))
-
-    return jax.tree.map(noisy, drawn(lambda key: Decoder.build(key, config)))
+    model = drawn(lambda key: Decoder.build(key, config))
+    leaves, structure = jax.tree.flatten(model)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    noisy = [
+        leaf * (2.0 if leaf.ndim > 2 else 1.0) + 0.1 * jax.random.normal(key, leaf.shape)
+        for key, leaf in zip(keys, leaves)
+    ]
+    return structure.unflatten(noisy)
 
 
 def in_half(model: Decoder) -> Decoder:
