@@ -16,9 +16,10 @@ from ..presets.experiments import preset
 from ..presets.released_model import adapted_model, released_model
 from ..run import Experiment, replace_data
 from ..run.blank_data import find_missing_data
+from ..run.folder.addresses import ADAPTER_PREFIX, RELEASED_PREFIX
 from .failures import warn
 from .flag_aliases import check_names
-from .recipes import ADAPTER, PRESET, RELEASED, built_in_recipes, find_recipe, format_recipe_error
+from .recipes import PRESET, built_in_recipes, find_recipe, format_recipe_error
 from .settings import read_settings
 
 DATA = "--data"
@@ -99,13 +100,13 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         ) from error
     if not isinstance(base, Experiment):
         raise RecipeError(f"the recipe {name!r} returned {describe_type(base)}; expected `return Experiment(...)`")
-    if rank is not None and name.startswith(ADAPTER):
+    if rank is not None and name.startswith(ADAPTER_PREFIX):
         raise RecipeError(f"{LORA} is for models without adapters, and {name} has one of its own rank; leave it out")
-    if rank is not None and not name.startswith(RELEASED):
+    if rank is not None and not name.startswith(RELEASED_PREFIX):
         base = _with_adapters(base, rank)
     if loss is not None:
-        base = _with_preference(base, loss, released=name.startswith((RELEASED, ADAPTER)))
-    if paths and not name.startswith((PRESET, RELEASED, ADAPTER)):
+        base = _with_preference(base, loss, released=name.startswith((RELEASED_PREFIX, ADAPTER_PREFIX)))
+    if paths and not name.startswith((PRESET, RELEASED_PREFIX, ADAPTER_PREFIX)):
         base = replace_data(base, *paths)
     check_names(flags)
     if command in ("train", "data show") and "--help" not in flags and (absent := find_missing_data(base)) is not None:
@@ -129,10 +130,10 @@ def _published(name: str, paths: Sequence[str], flags: Sequence[str], rank: int 
     """Return the experiment of a published model with the data at `paths`; None if `name` is another recipe."""
     if name.startswith(PRESET):
         return preset(name.removeprefix(PRESET), data=paths or None, init=_value_of("--init", flags), say=warn)
-    if name.startswith(RELEASED):
-        return released_model(name.removeprefix(RELEASED), data=list(paths) or None, lora=rank, say=warn)
-    if name.startswith(ADAPTER):
-        return adapted_model(name.removeprefix(ADAPTER), data=list(paths) or None, say=warn)
+    if name.startswith(RELEASED_PREFIX):
+        return released_model(name.removeprefix(RELEASED_PREFIX), data=list(paths) or None, lora=rank, say=warn)
+    if name.startswith(ADAPTER_PREFIX):
+        return adapted_model(name.removeprefix(ADAPTER_PREFIX), data=list(paths) or None, say=warn)
     return None
 
 

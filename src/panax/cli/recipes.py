@@ -14,6 +14,7 @@ from ..core.errors import RecipeError, suggest_name
 from ..presets.experiments import PARAMETERS, preset
 from ..presets.released_model import adapted_model, released_model
 from ..run import Experiment
+from ..run.folder.addresses import ADAPTER_PREFIX, RELEASED_PREFIX
 
 Recipe = Callable[[], Experiment]
 
@@ -21,12 +22,6 @@ BUILT_IN = "panax_recipes"
 
 PRESET = "preset:"
 """Prefix of the names of published models."""
-
-RELEASED = "hf:"
-"""Prefix of folders and hub names of released weights."""
-
-ADAPTER = "peft:"
-"""Prefix of folders of adapters in PEFT's layout."""
 
 
 def built_in_recipes() -> dict[str, Recipe]:
@@ -58,10 +53,10 @@ def find_recipe(name: str) -> Recipe:
     """
     if name.startswith(PRESET):
         return _preset(name.removeprefix(PRESET))
-    if name.startswith(RELEASED):
-        return _released_model(name.removeprefix(RELEASED))
-    if name.startswith(ADAPTER):
-        return _adapted_model(name.removeprefix(ADAPTER))
+    if name.startswith(RELEASED_PREFIX):
+        return _released_model(name.removeprefix(RELEASED_PREFIX))
+    if name.startswith(ADAPTER_PREFIX):
+        return _adapted_model(name.removeprefix(ADAPTER_PREFIX))
     source, _, function = name.partition(":")
     if source.endswith(".py"):
         path = Path(source)

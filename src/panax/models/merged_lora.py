@@ -48,18 +48,14 @@ def has_adapters(params: Any) -> bool:
     return any(map(is_low_rank, jax.tree.leaves(params, is_leaf=is_low_rank)))
 
 
-def merge_adapters(params: Decoder, dtype: str | None = None) -> Decoder:
-    """Return a decoder with each adapter added to its matrix: in float32, and rounded once.
+def merge_adapters(params: Any, dtype: str | None = None) -> Any:
+    """Return a model with each adapter added to its matrix, in float32, and rounded once; without adapters, with its weights.
 
     Args:
         dtype: Dtype of all weights; None for that of each base.
     """
-    return cast_weights(merge_low_rank(params), dtype)
-
-
-def cast_weights(params: Any, dtype: str | None) -> Any:
-    """Round all weights to a dtype, once; None leaves them as they are."""
-    return params if dtype is None else jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    merged = merge_low_rank(params)
+    return merged if dtype is None else jax.tree.map(lambda leaf: leaf.astype(dtype), merged)
 
 
 def compare_merged(params: Decoder, merged: Decoder, *, seed: int = 0) -> MergeDifference:

@@ -9,7 +9,7 @@ from ...adapters.huggingface import save, save_adapter, save_gguf
 from ...adapters.huggingface.gguf import KINDS
 from ...core.errors import RecipeError
 from ...models import Decoder, DecoderTask, Vit
-from ...models.merged_lora import cast_weights, check_merged, compare_merged, has_adapters, merge_adapters
+from ...models.merged_lora import check_merged, compare_merged, has_adapters, merge_adapters
 from ...run.folder.addresses import base_folder, base_name, is_released
 from ...run.folder.trained_model import LoadedModel, load_model
 from ..failures import warn
@@ -69,9 +69,8 @@ def write_model(trained: LoadedModel, directory: str, options: Namespace) -> Non
     Raises:
         RecipeError: The merged model predicts other tokens, and `--accept-difference` is not set.
     """
-    params = cast_weights(trained.params, options.dtype)
-    if isinstance(trained.params, Decoder) and has_adapters(trained.params):
-        params = merge_adapters(trained.params, options.dtype)
+    params = merge_adapters(trained.params, options.dtype)
+    if has_adapters(trained.params):
         difference = compare_merged(trained.params, params)
         check_merged(difference, accept=options.accept_difference)
         print(f"merged: {difference.describe()}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from ...core.errors import RecipeError
 from ...core.install_hints import install_command
 from ...job.join import check_single_process
+from ...run.folder.addresses import ADAPTER_PREFIX, RELEASED_PREFIX
 from ...run.folder.trained_model import load_model
 from ...run.reporting.generation import check_generates
 from ..engine_flags import add_engine_flags, create_engine, read_mesh
@@ -47,7 +48,7 @@ def serve(arguments: Sequence[str]) -> int:
     model = trained.text_model
     tokenizer = check_generates(model)
     engine = create_engine(trained, options, rows=options.rows, length=options.length)
-    name = options.name or Path(options.checkpoint.removeprefix("hf:").removeprefix("peft:")).name
+    name = options.name or Path(options.checkpoint.removeprefix(RELEASED_PREFIX).removeprefix(ADAPTER_PREFIX)).name
     config = uvicorn.Config(
         create_app(ServedModel(engine, tokenizer, name), key=key),
         log_level="warning",

@@ -1,11 +1,11 @@
-"""`TargetLogProbabilities`: no objective to train, but each target's log-probability, as a metric of evaluations."""
+"""No objectives to train, but values of each position as metrics of evaluations: `TargetLogProbabilities`."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, Shaped
 
 from ...core import Batch, Loss, Sum
 from ...core.batch_checks import MASK_LEAF
@@ -18,15 +18,13 @@ from .objective import DecoderObjective, VocabularyHead
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TargetLogProbabilities(DecoderObjective):
-    """Evaluate the log-probability of each target of a batch, on any mesh; its loss is the cross-entropy.
+class PositionEvaluation(DecoderObjective):
+    """Base of evaluations with values for each position of the global batch, on any mesh; the loss is the cross-entropy.
 
     Attributes:
         rows: Rows of the global batch.
         length: Positions of a row, over all devices.
     """
-
-    reads_pairs: ClassVar[bool] = True
 
     rows: int
     length: int
@@ -38,11 +36,23 @@ class TargetLogProbabilities(DecoderObjective):
         place = sequence_positions(batch["targets"].shape[1], context=axis_size("context"))
         return {**super().targets(batch), "place": batch["row"][:, None] * self.length + place[None]}
 
+    def spread(self, values: Shaped[Array, "batch seq *more"], place: Int[Array, "batch seq"]) -> Sum:
+        """Return values of this device's positions as a sum over devices: zeros for the positions of the others."""
+        more = values.shape[2:]
+        spread = jnp.zeros((self.rows * self.length, *more), values.dtype)
+        spread = spread.at[place.reshape(-1)].add(values.reshape(-1, *more))
+        spread = assert_sharding(spread, dict.fromkeys(token_axes(), ValueState.PARTIAL))
+        return Sum(spread.reshape(self.rows, self.length, *more))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TargetLogProbabilities(PositionEvaluation):
+    """Evaluate the log-probability of each target of a batch."""
+
+    reads_pairs: ClassVar[bool] = True
+
     def compute(self, head: VocabularyHead, targets: Mapping[str, Array], train: bool) -> tuple[Losses, Metrics]:
         mask = targets[MASK_LEAF]
         values = head.log_probabilities(targets["targets"], mask)
-        # Each device's positions, and zeros for the others'.
-        spread = jnp.zeros(self.rows * self.length).at[targets["place"].reshape(-1)].add(values.reshape(-1))
-        spread = assert_sharding(spread, dict.fromkeys(token_axes(), ValueState.PARTIAL))
         losses = {"cross_entropy": Loss(-(values * mask).sum(), mask.sum())}
-        return losses, {LOG_PROBABILITIES: Sum(spread.reshape(self.rows, self.length))}
+        return losses, {LOG_PROBABILITIES: self.spread(values, targets["place"])}

@@ -51,8 +51,10 @@ class NamedBase:
             return None
         try:
             init, checksums = entry["init"], entry["checksums"]
-            if not isinstance(init, str) or not all(type(total) is int for total in checksums.values()):
-                raise ValueError(f"init is {init!r}")
+            if not (isinstance(init, str) and init.startswith(RELEASED_PREFIX)):
+                raise ValueError(f"init={init!r}; expected {RELEASED_PREFIX} with a folder or a name")
+            if not all(type(total) is int for total in checksums.values()):
+                raise ValueError("expected a whole number as each checksum")
             return cls(init, dict(checksums))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(

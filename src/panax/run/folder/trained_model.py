@@ -183,13 +183,14 @@ def _load_released_model(where: str, mesh: MeshShape | None) -> LoadedModel:
 
 def _load_adapted_model(address: str, mesh: MeshShape | None, base: str | Path | None) -> LoadedModel:
     """Read an adapter in PEFT's layout with its base and tokenizer, in float32."""
-    from ...adapters.huggingface.low_rank.released_adapter import find_adapter, read_adapter
+    from ...adapters.huggingface.low_rank.released_adapter import find_adapter
 
     adapter = find_adapter(address.removeprefix(ADAPTER_PREFIX), base)
     task = adapter.task
     abstract, abstract_state = jax.eval_shape(task.init, jax.random.key(0))
     places = choose_places(task, abstract, abstract_state, mesh)
-    params, state = read_adapter(adapter, (places.params, places.state))
+    laid_out = with_shardings((abstract, abstract_state), (places.params, places.state))
+    params, state = adapter.load(task, *laid_out)
     has_own = (adapter.folder / TOKENIZER).is_file()
     tokenizer = PretrainedTokenizer(path=str(adapter.folder if has_own else adapter.base.folder)).load()
     tokenizer = tokenizer.add_generation_config(adapter.base.folder)

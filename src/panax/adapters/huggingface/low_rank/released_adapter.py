@@ -129,15 +129,6 @@ def find_adapter(directory: str | Path, base: str | Path | None = None) -> Relea
     return ReleasedAdapter(folder, model, config, raw, dataclasses.replace(lora, targets=targets, base=kept))
 
 
-def read_adapter(adapter: ReleasedAdapter, places: Any) -> tuple[Any, Any]:
-    """Read a decoder with its adapter onto `places`: a sharding for each parameter, and for each leaf of the state."""
-    abstract = jax.eval_shape(adapter.task.init, jax.random.key(0))
-    abstract = jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), abstract, places
-    )
-    return adapter.load(adapter.task, *abstract)
-
-
 def check_all_layers(adapter: ReleasedAdapter) -> None:
     """Raise a RecipeError if the files have a matrix of some layers and not of others, which could not be trained on."""
     modules = _adapted_modules(adapter.folder)
