@@ -182,6 +182,33 @@ def test_one_that_comes_back_in_time_trains_with_the_others(tmp_path):
 
 
 @pytest.mark.slow
+def test_one_that_misses_a_single_round_says_so_and_joins_the_next(tmp_path):
+    class WaitsFor(Hook):
+        """Waits after a step until a file of the store exists."""
+
+        def __init__(self, step, *parts):
+            self.at, self.file = step, tmp_path.joinpath("outer_sync", *parts)
+
+        def after_step(self, run):
+            if run.step == self.at:
+                for _ in range(600):
+                    if self.file.exists():
+                        return
+                    threading.Event().wait(0.1)
+                raise AssertionError(f"{self.file} did not appear")
+
+    patient = experiment(tmp_path, 0, wait_seconds=2.0, hooks=(WaitsFor(5, "joining", "island_1.json"),))
+    late = experiment(tmp_path, 1, wait_seconds=2.0, hooks=(WaitsFor(3, "round_00000002", "members.json"),))
+    results, (said, told) = trained(patient, late)
+    assert [result.step for result in results] == [STEPS, STEPS]
+    assert any("island 1 was not in round 2" in line for line in said)
+    assert any("island 1 is back in round" in line for line in said)
+    assert any("island 1 came too late for round 2" in line and "joins them at step 4" in line for line in told)
+    first, second = (params_of(tmp_path, index, STEPS) for index in range(COUNT))
+    assert all((first[name] == second[name]).all() for name in first)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["NaN", "a header that is a list"])
 def test_one_that_writes_what_can_not_be_used_is_left_out_and_taken_back(how, tmp_path):
     place, stop = tmp_path / "outer_sync", threading.Event()

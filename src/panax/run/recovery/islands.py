@@ -143,6 +143,10 @@ class Island(RunPart):
             elif self._islands.index == decided.by:
                 self._place.publish(number, agreed.to_arrays())
             if not joined:
+                self._say(
+                    f"island {self._islands.index} came too late for round {number}: it drops its update, adopts the result "
+                    f"of the others, and joins them at step {step}"
+                )
                 self._place.announce(number + 1)
         self._place.drop_updates()
         self._agreed, self._round = agreed, number
