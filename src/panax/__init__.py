@@ -60,8 +60,9 @@ register_serializable_module(
     "panax.models", "DecoderTask", "DecoderConfig", "BaseWidth", "HeadSizes", "LoRA", "VitTask", "VitConfig"
 )
 register_serializable_module(
-    "panax.models", "TextClassifierTask", "TextEmbedderTask", "RewardTask", "Distill", "Kto", "NextToken", "Preference"
+    "panax.models", "TextClassifierTask", "TextEmbedderTask", "RewardTask", "Distill", "Kto", "NextToken"
 )
+register_serializable_module("panax.models", "PolicyGradient", "Preference")
 register_serializable_module(
     "panax.models", "DlrmTask", "DlrmConfig", "HstuConfig", "SequenceTask", "TwoTowerTask", "TwoTowerConfig"
 )

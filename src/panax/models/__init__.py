@@ -18,6 +18,7 @@ from .objectives.distill import Distill
 from .objectives.kto import Kto
 from .objectives.next_token import NextToken
 from .objectives.objective import DecoderObjective
+from .objectives.policy_gradient import PolicyGradient
 from .objectives.preference import Preference
 from .parameter_counts import count_active_parameters, count_parameters
 from .presets.decoders import PRESETS, PUBLISHED_PARAMETERS
@@ -38,8 +39,8 @@ __all__ = [
     "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "BaseWidth",
     "ComputeType", "Decoder", "DecoderConfig", "DecoderObjective", "DecoderTask", "DeltaNetConfig", "Distill", "Dlrm",
     "DlrmConfig", "DlrmTask", "HeadSizes", "HeadedDecoder", "HeadedTask", "HstuConfig", "HybridConfig", "Kto", "LoRA",
-    "NextToken", "Preference", "RewardTask", "SequenceTask", "TextClassifierTask", "TextEmbedderTask", "TwoTower",
-    "TwoTowerConfig", "TwoTowerTask", "Vit", "VitConfig", "VitTask", "compute_logits", "count_active_parameters",
+    "NextToken", "PolicyGradient", "Preference", "RewardTask", "SequenceTask", "TextClassifierTask", "TextEmbedderTask",
+    "TwoTower", "TwoTowerConfig", "TwoTowerTask", "Vit", "VitConfig", "VitTask", "compute_logits", "count_active_parameters",
     "count_parameters", "item_vectors", "query_vectors", "retrieval_metrics", "sequence_item_vectors",
     "training_flops_per_image", "training_flops_per_token", "write_vectors",
 ]  # fmt: skip

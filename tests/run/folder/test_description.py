@@ -171,7 +171,7 @@ def test_panax_own_classes_are_those_of_its_tasks():
     assert panax_names == {
         "DecoderTask", "DecoderConfig", "HybridConfig", "DeltaNetConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent",
         "MoE", "Pipeline", "DynamicScaling", "LinearScaling", "LongScaling", "GateClamp", "HeadSizes", "BaseWidth", "LoRA",
-        "TextClassifierTask", "TextEmbedderTask", "RewardTask", "Distill", "Kto", "NextToken", "Preference",
+        "TextClassifierTask", "TextEmbedderTask", "RewardTask", "Distill", "Kto", "NextToken", "Preference", "PolicyGradient",
         "VitTask", "VitConfig", "DlrmTask", "DlrmConfig", "TwoTowerTask", "TwoTowerConfig", "SequenceTask", "HstuConfig",
         "TablesConfig", "TableConfig", "FeatureConfig", "Growth",
         "Dqn", "Ppo", "Sac", "Seeds", "PerceptronPolicy", "RecurrentPolicy", "DecoderPolicy",

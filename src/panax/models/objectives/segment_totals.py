@@ -80,6 +80,11 @@ def sum_segments(values: Float[Array, "batch seq width"], slot: Int[Array, "batc
     return _total(values, slot, _count_slots(slot), row_axes(), current_target())
 
 
+def expand_sums(sums: Float[Array, "slot width"], slot: Int[Array, "batch seq"]) -> Float[Array, "batch seq width"]:
+    """Return each position's row of `sum_segments`, that of its segment; 0 for padding."""
+    return sums.at[jnp.where(slot < 0, sums.shape[0], slot)].get(mode="fill", fill_value=0.0)
+
+
 def _count_slots(slot: Int[Array, "batch seq"]) -> int:
     """Return an upper bound of the slots, even and static: the positions that all devices hold of these rows."""
     size = slot.size * axis_size("context") * axis_size(STAGE)
