@@ -2,9 +2,15 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pairs
 
+from panax.core.measures import total_loss
+from panax.kernels import CrossEntropySettings
+from panax.models import PolicyGradient
+from panax.models.objectives.objective import VocabularyHead
 from panax.models.objectives.policy_gradient import ADVANTAGE_LEAF, BEHAVIOR_LEAF, OLD_LEAF
 from panax.models.objectives.preference import REFERENCE_LEAF
 
@@ -35,6 +41,48 @@ def batch(*leaves: str, seed: int = 0, length: int = pairs.LENGTH) -> dict[str, 
     return {name: leaf for name, leaf in made.items() if name not in others}
 
 
-def batch_for(objective: Any, **settings: Any) -> dict[str, np.ndarray]:
+def batch_for(objective: PolicyGradient, **settings: Any) -> dict[str, np.ndarray]:
     """Rows with the leaves that an objective reads."""
     return batch(*objective.leaf_axes, **settings)
+
+
+def find_answers(batch: dict[str, np.ndarray]) -> list[tuple[int, np.ndarray]]:
+    """Row, and positions of the actions, of each answer with actions."""
+    found = []
+    for row, segment in enumerate(batch["segment"]):
+        for number in range(1, segment.max() + 1):
+            places = np.flatnonzero((segment == number) & (batch["loss_mask"][row] > 0))
+            found += [(row, places)] if places.size else []
+    return found
+
+
+def draw_logits(batch: dict[str, np.ndarray], seed: int = 2) -> np.ndarray:
+    """Logits that give an action about the probability that the batch's leaves have for it."""
+    rng = np.random.default_rng(seed)
+    return (0.3 * rng.normal(size=(*batch["tokens"].shape, pairs.MODEL.vocab_size))).astype(np.float32)
+
+
+def evaluate(
+    objective: PolicyGradient, batch: dict[str, np.ndarray], logits: np.ndarray, **settings: Any
+) -> tuple[float, np.ndarray, dict[str, Any]]:
+    """Total loss, its gradient by the logits, and metrics; the logits are the hidden states of a head that is the identity.
+
+    Args:
+        settings: Of the head.
+    """
+    vocab = pairs.MODEL.vocab_size
+
+    @jax.jit
+    def compute(logits: jax.Array, rows: Any) -> Any:
+        def loss(logits: jax.Array) -> Any:
+            head = VocabularyHead(logits, jnp.eye(vocab), CrossEntropySettings(**settings), vocab)
+            losses, metrics = objective.compute(head, objective.targets(rows), True)
+            return total_loss(losses), (losses, metrics)
+
+        (value, (losses, metrics)), gradient = jax.value_and_grad(loss, has_aux=True)(logits)
+        return value, gradient, losses, metrics, objective.loss_weights(rows)
+
+    rows = {name: jnp.asarray(leaf) for name, leaf in batch.items()}
+    value, gradient, losses, metrics, weights = compute(jnp.asarray(logits), rows)
+    assert {name: float(loss.weight) for name, loss in losses.items()} == {n: float(w) for n, w in weights.items()}
+    return float(value), np.asarray(gradient), metrics
