@@ -1,0 +1,20 @@
+"""Rollouts for reinforcement learning of language models: rewards of answers, and the advantages that a policy
+gradient is weighted with."""
+
+from typing import TYPE_CHECKING
+
+from ..core.lazy import lazy_getattr
+
+if TYPE_CHECKING:
+    from .rewards.pool import RewardPool
+    from .rewards.reward import Reward, Verdict
+
+__getattr__ = lazy_getattr(
+    __name__,
+    {
+        "rewards.pool": ("RewardPool",),
+        "rewards.reward": ("Reward", "Verdict"),
+    },
+)
+
+__all__ = ["Reward", "RewardPool", "Verdict"]
