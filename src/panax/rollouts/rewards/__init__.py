@@ -1,0 +1,1 @@
+"""Rewards: functions of one answer, called in processes with time limits."""
