@@ -45,6 +45,23 @@ class DataFacts(NamedTuple):
     num_ids: Mapping[str, int] = MappingProxyType({})
 
 
+class RolloutNeeds(NamedTuple):
+    """What a loss reads of rollouts.
+
+    Attributes:
+        temperature: Divisor of the logits in the loss, and so of the draws.
+        old: True if it reads log-probabilities by the parameters before the first update of a rollout, and so
+            allows several.
+        reference: True if it reads log-probabilities by the parameters before the first step.
+        max_actions: Number of actions of an answer that the loss assumes; 0 for any.
+    """
+
+    temperature: float = 1.0
+    old: bool = False
+    reference: bool = False
+    max_actions: int = 0
+
+
 class Evaluation(NamedTuple):
     """Result of one pass over a (micro-)batch."""
 
@@ -386,12 +403,18 @@ class Task(abc.ABC):
             f"{type(self).__name__} does not generate; a task that does sets `generates` and has `incremental_model`"
         )
 
-    def log_probability_task(self, rows: int, length: int) -> "Task":
+    @property
+    def rollout_needs(self) -> RolloutNeeds | None:
+        """Return what the task's loss reads of rollouts; None for a task that does not learn from them."""
+        return None
+
+    def log_probability_task(self, rows: int, length: int, *, temperature: float = 1.0) -> "Task":
         """Return this task with each target's log-probability as the metric `LOG_PROBABILITIES` of evaluations, of shape
         (row, position), whole on every device.
 
         Args:
             rows, length: Rows of a global batch and their positions.
+            temperature: Divisor of the logits.
 
         Raises:
             RecipeError: The task has no targets with log-probabilities.

@@ -1,8 +1,8 @@
 """`GenerationEngine`: many requests at once through one model, each in a row of fixed caches.
 
 A request waits until a row is free, keeps it until its answer ends, and is never interrupted. In each round, one chunk
-of a prompt is run, and one token of every row with a complete prompt (continuous batching, Orca, OSDI 2022). On a mesh,
-each group of devices that has rows of its own runs a chunk of one of its prompts.
+of a prompt is run, or of several, and one token of every row with a complete prompt (continuous batching, Orca, OSDI 2022).
+On a mesh, each group of devices that has rows of its own runs a chunk of its prompts.
 
 With several processes, each of them creates the engine and makes the same calls.
 """
@@ -32,12 +32,15 @@ from .programs import (
     run_prompt_chunk,
 )
 from .requests import Completion, FinishReason, GeneratedToken, GenerationRequest, StreamEvent
-from .rows import EngineRow, PendingAnswer, choose_rows
+from .rows import EngineRow, PendingAnswer, choose_rows, first_prompts
 from .shards import ProgramSettings, count_row_groups
 from .text import AnswerText
 
 DEFAULT_LENGTH = 2048
 """Positions of a row unless set, if the model has more."""
+
+CHUNK = 64
+"""Number of prompt tokens that are run at once unless set."""
 
 
 class GenerationEngine:
@@ -53,10 +56,11 @@ class GenerationEngine:
         *,
         rows: int = 8,
         length: int | None = None,
-        chunk: int = 64,
+        chunk: int = CHUNK,
         placement: Placement | None = None,
         kernels: Kernels | None = None,
         drafts: int = 0,
+        prompts: int = 1,
     ):
         """Reserve the caches, and compile the programs.
 
@@ -73,12 +77,14 @@ class GenerationEngine:
                 of tokens equal to those of training, bit by bit.
             drafts: Guess this many tokens after the last one of each row, by what followed it before, and run all of them at
                 once; those that are also drawn are kept. The tokens are the same, and a step takes longer.
+            prompts: Number of prompts of which a chunk is run in each round, of each group. More end a batch of many
+                requests earlier, and delay the next tokens of the answers in progress.
 
         Raises:
             RecipeError: A setting is out of range, or a layer of the model can't be run incrementally.
         """
         length = min(model.max_length, DEFAULT_LENGTH) if length is None else length
-        for name, value in (("rows", rows), ("length", length), ("chunk", chunk)):
+        for name, value in (("rows", rows), ("length", length), ("chunk", chunk), ("prompts", prompts)):
             if value < 1:
                 raise RecipeError(f"{name}={value}; expected 1 or more")
         if length > model.max_length:
@@ -97,6 +103,7 @@ class GenerationEngine:
         self._compiled_for = ProgramSettings(placement, kernels or Kernels())
         self._groups = count_row_groups(placement)
         self._rows = [EngineRow() for _ in range(-(-rows // self._groups) * self._groups)]
+        self._prompts = min(prompts, self._group_rows)
         self._state: EngineState | None = None
         self._is_busy = False
         self._waiting: collections.deque[PendingAnswer] = collections.deque()
@@ -259,29 +266,40 @@ class GenerationEngine:
         sources[group], targets[group] = source % self._group_rows, target % self._group_rows
         self._state = copy_row(self._model, self._state, sources, targets, self._compiled_for)
 
+    def _split_rows(self) -> list[range]:
+        """Return the indices of each group's rows."""
+        size = self._group_rows
+        return [range(first, first + size) for first in range(0, len(self._rows), size)]
+
     @property
     def _group_rows(self) -> int:
         """Number of rows of a group."""
         return len(self._rows) // self._groups
 
     def _run_prompts(self) -> list[StreamEvent]:
-        """Run a chunk of the prompt that was admitted first in each group."""
-        prompts = [self._first_prompt(first) for first in range(0, len(self._rows), self._group_rows)]
-        if all(prompt is None for prompt in prompts):
+        """Run a chunk of the prompts that were admitted first in each group."""
+        indices = [index for group in self._split_rows() for index in first_prompts(self._rows, group, self._prompts)]
+        answers = [None if index is None else self._rows[index].answer for index in indices]
+        if not any(answers):
             return []
         assert self._state is not None
-        answers = [None if prompt is None else prompt[1] for prompt in prompts]
-        places = [0 if prompt is None else prompt[0] % self._group_rows for prompt in prompts]
+        # Without a row: the first of the group, which is left as it is, or none of several.
+        nothing = 0 if self._prompts == 1 else self._group_rows
+        places = [nothing if index is None else index % self._group_rows for index in indices]
         chunk = stack_chunks(answers, places, self._chunk, self._model.vocab_size)
         settings = stack_settings(answers, self._constraints)
         self._state, drawn, scores = run_prompt_chunk(self._model, self._state, chunk, settings, self._compiled_for)
         # The host waits for what it needs alone.
         of_scores = jax.device_get(scores) if chunk.wants_scores else None
+        is_complete = any(
+            each is not None and len(each.request.prompt) <= each.filled + self._chunk for each in answers
+        )
+        of_drawn = jax.device_get(drawn) if is_complete else drawn
         events = []
-        for group, prompt in enumerate(prompts):
-            if prompt is None:
+        for place, (index, answer) in enumerate(zip(indices, answers, strict=True)):
+            if index is None or answer is None:
                 continue
-            row, answer = self._rows[prompt[0]], prompt[1]
+            row = self._rows[index]
             following = answer.request.prompt[answer.filled + 1 :][: self._chunk]
             size = len(answer.request.prompt[answer.filled :][: self._chunk])
             answer.filled += size
@@ -290,20 +308,10 @@ class GenerationEngine:
             if of_scores is not None and answer.request.sampling.prompt_log_probabilities:
                 # `following` ends where the chunk does, and begins one token after it does.
                 skipped = max(0, answer.request.sampling.scored_from - (answer.filled - size + 1))
-                answer.prompt_scores += read_scores(following, of_scores, group)[skipped:]
+                answer.prompt_scores += read_scores(following, of_scores, place)[skipped:]
             if not answer.is_prefilling:
-                events.append(self._accept(row, jax.device_get(drawn), group))
+                events.append(self._accept(row, of_drawn, place))
         return events
-
-    def _first_prompt(self, first: int) -> tuple[int, PendingAnswer] | None:
-        """Return the incomplete prompt of a group that was admitted first, and the index of its row.
-
-        Args:
-            first: Index of the group's first row.
-        """
-        rows = enumerate(self._rows[first : first + self._group_rows], first)
-        prompts = [(index, row.answer) for index, row in rows if row.answer is not None and row.answer.is_prefilling]
-        return min(prompts, key=lambda prompt: prompt[1].order, default=None)
 
     def _run_rows(self) -> list[StreamEvent]:
         """Run the last token of every row with a complete prompt."""
@@ -370,6 +378,8 @@ class GenerationEngine:
             text += answer.text.finish()
             finish = "stop" if answer.text.is_stopped else finish
         row.answer = None
+        # A token that ends an answer is not in it.
+        is_in_answer = bool(answer.tokens) and answer.tokens[-1] is token
         completion = Completion(
             answer.number,
             answer.sample,
@@ -379,9 +389,8 @@ class GenerationEngine:
             tuple(answer.prompt_scores),
             answer.reused,
             answer.constraint.error if answer.constraint is not None and finish == "error" else "",
+            None if is_in_answer else token,
         )
-        # A token that ends an answer is not in it.
-        is_in_answer = bool(answer.tokens) and answer.tokens[-1] is token
         return StreamEvent(answer.number, answer.sample, token if is_in_answer else None, text, completion)
 
     def _empty_state(self) -> EngineState:

@@ -19,10 +19,10 @@ from .sampling import Sampling
 def stack_chunks(
     answers: Sequence[PendingAnswer | None], rows: Sequence[int], chunk: int, vocab_size: int
 ) -> PromptChunk:
-    """Return the next part of each group's prompt.
+    """Return the next parts of prompts.
 
     Args:
-        answers: One for each group; None for a group without an incomplete prompt.
+        answers: Equally many for each group; None for those without an incomplete prompt.
         rows: Indices of their rows in their groups.
         chunk: Size of a part.
     """
@@ -108,12 +108,16 @@ def stack_settings(answers: Sequence[PendingAnswer | None], constraints: Constra
     )
 
 
-def read_scores(tokens: Sequence[int], scores: PromptScores, group: int) -> list[GeneratedToken]:
-    """Return the tokens of a group's prompt with their scores."""
-    of_group = [values[group, : len(tokens)].tolist() for values in scores]
+def read_scores(tokens: Sequence[int], scores: PromptScores, place: int) -> list[GeneratedToken]:
+    """Return the tokens of a prompt with their scores.
+
+    Args:
+        place: Index of the prompt among those that were run together.
+    """
+    of_prompt = [values[place, : len(tokens)].tolist() for values in scores]
     return [
         GeneratedToken(token, log_probability, 0.0, ((likeliest, best),))
-        for token, log_probability, likeliest, best in zip(tokens, *of_group, strict=True)
+        for token, log_probability, likeliest, best in zip(tokens, *of_prompt, strict=True)
     ]
 
 

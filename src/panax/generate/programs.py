@@ -3,8 +3,8 @@
 Their shapes depend on the engine alone, so no request compiles another program, and a request's numbers do not depend
 on other requests: its prompt goes through the same chunks, its tokens through the same rows.
 
-On a mesh, each group of devices has a part of the rows, and runs a chunk of its own. Shapes are of all groups:
-`PromptChunk` has one chunk for each, and rows are numbered within their group.
+On a mesh, each group of devices has a part of the rows, and runs chunks of its own. Shapes are of all groups:
+`PromptChunk` has equally many chunks for each, and rows are numbered within their group.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ..core import current_layout
 from ..core.protocols import IncrementalModel
@@ -35,27 +35,27 @@ class EngineState(NamedTuple):
 
 
 class PromptChunk(NamedTuple):
-    """A part of a row's prompt, for each group.
+    """Parts of prompts, equally many for each group.
 
     Attributes:
         tokens: Padded at the end.
         following: The token after each of `tokens`, for their log-probabilities.
-        row: Index of the row in its group.
+        row: Index of the row in its group; their number for no row.
         start: Index of the first token in the prompt; 0 empties the row's cache first.
-        size: Number of tokens, without padding; 0 for a group without a prompt, which is left as it is.
+        size: Number of tokens, without padding; 0 for no prompt: its row is left as it is.
         in_prompt: True for the tokens of the whole prompt.
         bias: The request's bias.
         wants_scores: Score `following`; otherwise the scores are zeros.
         wants_top: Compute the most likely tokens.
     """
 
-    tokens: Int[Array, "groups chunk"]
-    following: Int[Array, "groups chunk"]
-    row: Int[Array, " groups"]
-    start: Int[Array, " groups"]
-    size: Int[Array, " groups"]
-    in_prompt: Bool[Array, "groups vocab"]
-    bias: Float[Array, "groups vocab"]
+    tokens: Int[Array, "prompts chunk"]
+    following: Int[Array, "prompts chunk"]
+    row: Int[Array, " prompts"]
+    start: Int[Array, " prompts"]
+    size: Int[Array, " prompts"]
+    in_prompt: Bool[Array, "prompts vocab"]
+    bias: Float[Array, "prompts vocab"]
     wants_scores: Bool[Array, ""]
     wants_top: Bool[Array, ""]
 
@@ -63,9 +63,9 @@ class PromptChunk(NamedTuple):
 class PromptScores(NamedTuple):
     """Of each token of a chunk: the log-probability of the one after it, and the likeliest one with its own."""
 
-    log_probability: Float[Array, "groups chunk"]
-    likeliest: Int[Array, "groups chunk"]
-    likeliest_log_probability: Float[Array, "groups chunk"]
+    log_probability: Float[Array, "prompts chunk"]
+    likeliest: Int[Array, "prompts chunk"]
+    likeliest_log_probability: Float[Array, "prompts chunk"]
 
 
 class NextTokens(NamedTuple):
@@ -124,13 +124,13 @@ def run_prompt_chunk(
     settings: RowSettings,
     compiled_for: ProgramSettings,
 ) -> tuple[EngineState, DrawnTokens, PromptScores]:
-    """Run a chunk of each group's prompt; draw the token after it, and score its tokens.
+    """Run chunks of prompts; draw the token after each, and score their tokens.
 
     Args:
         settings: Of the prompts' rows.
 
     Returns:
-        The state; a token for each group, which is meaningful after the last chunk; the scores of `chunk.following`.
+        The state; a token for each prompt, which is meaningful after its last chunk; the scores of `chunk.following`.
     """
     placement = compiled_for.placement
     rows, states = row_spec(placement), _state_specs(model, placement)
@@ -144,27 +144,31 @@ def run_prompt_chunk(
 def _run_prompt_chunk(
     model: IncrementalModel, state: EngineState, chunk: PromptChunk, settings: RowSettings
 ) -> tuple[EngineState, DrawnTokens, PromptScores]:
-    [row], [start], [size] = chunk.row, chunk.start, chunk.size
-    before = jax.tree.map(lambda leaf: _row_of(leaf, row), state)
-    cache = jax.tree.map(lambda leaf: jnp.where(start == 0, jnp.zeros_like(leaf), leaf), before.cache)
+    count, size = chunk.tokens.shape
+    before = jax.tree.map(lambda leaf: _rows_of(leaf, chunk.row), state)
+    is_first = chunk.start == 0
+    cache = jax.tree.map(lambda leaf: jnp.where(_beside(is_first, leaf), jnp.zeros_like(leaf), leaf), before.cache)
     hidden, cache = model.extend(chunk.tokens, chunk.start, chunk.size, cache)
-    last = jax.lax.dynamic_index_in_dim(hidden[0], size - 1, axis=0)
+    last = jnp.take_along_axis(hidden, jnp.maximum(chunk.size - 1, 0)[:, None, None], axis=1)[:, 0]
 
-    history = RowHistory(chunk.in_prompt, jnp.zeros((1, model.vocab_size), jnp.int32), chunk.bias)
+    history = RowHistory(chunk.in_prompt, jnp.zeros((count, model.vocab_size), jnp.int32), chunk.bias)
     drawn = draw_tokens(model.logits(last), settings, history, wants_top=chunk.wants_top)
-    history = history._replace(counts=history.counts.at[0, drawn.token[0]].add(1))
+    history = history._replace(counts=history.counts.at[jnp.arange(count), drawn.token].add(1))
 
     scores = jax.lax.cond(
         chunk.wants_scores,
-        lambda: _score(model, hidden[0], chunk.following[0]),
-        lambda: _no_scores(chunk.tokens.shape[1]),
+        lambda: _score(model, hidden.reshape(count * size, -1), chunk.following.reshape(-1)),
+        lambda: _no_scores(count * size),
     )
     after = EngineState(cache, history)
     if current_layout() is not None:
         # A group without a prompt keeps its row.
-        after = jax.tree.map(lambda new, old: jnp.where(size > 0, new.astype(old.dtype), old), after, before)
-    state = jax.tree.map(lambda leaf, new: _with_row(leaf, new, row), state, after)
-    return state, *gather_rows((drawn, jax.tree.map(lambda leaf: leaf[None], scores)))
+        has_prompt = chunk.size > 0
+        after = jax.tree.map(
+            lambda new, old: jnp.where(_beside(has_prompt, old), new.astype(old.dtype), old), after, before
+        )
+    state = jax.tree.map(lambda leaf, new: _with_rows(leaf, new, chunk.row), state, after)
+    return state, *gather_rows((drawn, jax.tree.map(lambda leaf: leaf.reshape(count, size), scores)))
 
 
 @functools.partial(jax.jit, donate_argnums=1, static_argnums=4)
@@ -281,6 +285,24 @@ def _score(model: IncrementalModel, hidden: jax.Array, following: jax.Array) -> 
         return PromptScores(log_probabilities[token], likeliest, log_probabilities[likeliest])
 
     return jax.lax.map(one, (hidden, following), batch_size=min(SCORED_AT_ONCE, hidden.shape[0]))
+
+
+def _beside(rows: Shaped[Array, " rows"], leaf: Shaped[Array, "rows ..."]) -> Shaped[Array, "rows ..."]:
+    """Return a value for each row with as many dimensions as `leaf`."""
+    return rows.reshape(-1, *[1] * (leaf.ndim - 1))
+
+
+def _rows_of(leaf: jax.Array, rows: Int[Array, " prompts"]) -> jax.Array:
+    if rows.shape[0] == 1:
+        return _row_of(leaf, rows[0])
+    return jnp.take(leaf, rows, axis=0, mode="clip")
+
+
+def _with_rows(leaf: jax.Array, new: jax.Array, rows: Int[Array, " prompts"]) -> jax.Array:
+    """Return an array with some rows replaced; those that it does not have are dropped."""
+    if rows.shape[0] == 1:
+        return _with_row(leaf, new, rows[0])
+    return leaf.at[rows].set(new.astype(leaf.dtype), mode="drop", unique_indices=False)
 
 
 def _row_of(leaf: jax.Array, row: jax.Array) -> jax.Array:

@@ -55,6 +55,7 @@ class Completion:
         sample: Index among the request's `n` answers.
         tokens: The tokens of the answer, without the one that ended it. If a stop text ended it, its last token may
             reach into that text, which `text` does not.
+        end: The end or stop token that ended it; None if something else did.
         text: The answer's text; empty without a tokenizer.
         prompt_tokens: Each prompt token from `Sampling.scored_from` on with its log-probability, and the likeliest one in
             its place, if `prompt_log_probabilities` was requested.
@@ -71,6 +72,12 @@ class Completion:
     prompt_tokens: tuple[GeneratedToken, ...] = ()
     reused: int = 0
     error: str = ""
+    end: GeneratedToken | None = None
+
+    @property
+    def actions(self) -> tuple[GeneratedToken, ...]:
+        """Return all tokens that were drawn, with the one that ended the answer."""
+        return self.tokens if self.end is None else (*self.tokens, self.end)
 
     @property
     def prompt_log_probabilities(self) -> tuple[float, ...]:

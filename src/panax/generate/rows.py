@@ -114,6 +114,18 @@ def choose_rows(
     return target, source, lengths[source]
 
 
+def first_prompts(rows: Sequence[EngineRow], group: range, count: int) -> list[int | None]:
+    """Return the rows of a group with the `count` incomplete prompts that were admitted first, and None in place of missing ones.
+
+    Args:
+        group: Indices of the group's rows.
+    """
+    answers = [(rows[index].answer, index) for index in group]
+    admitted = sorted((answer.order, index) for answer, index in answers if answer is not None and answer.is_prefilling)
+    chosen = [index for _, index in admitted[:count]]
+    return [*chosen, *[None] * (count - len(chosen))]
+
+
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the common beginning.
 

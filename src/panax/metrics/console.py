@@ -108,6 +108,8 @@ class ConsoleTracker(Tracker):
     def _evaluation(self, values: Mapping[str, float]) -> str:
         which = " of averaged parameters" if {"evaluation/ema_decay", "evaluation/averaged"} & values.keys() else ""
         parts = [f"[green]held-out loss{which} {values['evaluation/loss']:.4f}[/]"]
+        if "evaluation/reward" in values:
+            parts = [f"[green]held-out reward{which} {values['evaluation/reward']:.4f}[/]"]
         if "evaluation/return" in values:
             parts = [f"[green]return{which} {values['evaluation/return']:.1f}[/]"]
             if "evaluation/return_ci95" in values:
@@ -128,6 +130,8 @@ class ConsoleTracker(Tracker):
         for rank, name, form in ((0, "loss", "loss {:.4f}"), (3, "accuracy", "acc {:.1%}")):
             if f"train/{name}" in values:
                 parts.append((rank, form.format(values[f"train/{name}"])))
+        if "rollout/reward" in values:
+            parts.append((0, f"reward {values['rollout/reward']:.3f}"))
         if "train/episode_return" in values:
             parts.append((0, f"return {values['train/episode_return']:.1f}"))
         for name, value in values.items():
@@ -140,7 +144,9 @@ class ConsoleTracker(Tracker):
         seconds = values.get("seconds/step", 0.0)
         if seconds:
             parts.append((6, f"{seconds * 1e3:.0f} ms/step"))
-        for name, called in (("data_stall", "data"), ("hooks", "hooks"), ("save", "saving")):
+        for name, called in (
+            ("data_stall", "data"), ("hooks", "hooks"), ("save", "saving"), ("rollout", "drawing"),
+        ):  # fmt: skip
             share = values.get(f"seconds/{name}", 0.0) / seconds if seconds else 0.0
             if share > _WORTH_SAYING:
                 parts.append((5, f"[yellow]{share:.0%} {called}[/]"))

@@ -34,6 +34,7 @@ GROUPS = {
     "memory": "5 memory",
     "data": "6 data",
     "experts": "7 experts",
+    "rollout": "8 rollouts",
 }
 
 BOOKKEEPING_SETTINGS = (

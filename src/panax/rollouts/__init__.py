@@ -1,5 +1,5 @@
-"""Rollouts for reinforcement learning of language models: rewards of answers, and the advantages that a policy
-gradient is weighted with."""
+"""Rollouts for reinforcement learning of language models: answers that a model draws to prompts, their rewards, and the
+advantages by which it learns from them."""
 
 from typing import TYPE_CHECKING
 
@@ -7,16 +7,20 @@ from ..core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from .advantages import AnswerAdvantages, compute_advantages
+    from .prompts import PromptFiles
     from .rewards.pool import RewardPool
     from .rewards.reward import Reward, Verdict
+    from .rollout_data import RolloutData
 
 __getattr__ = lazy_getattr(
     __name__,
     {
         "advantages": ("AnswerAdvantages", "compute_advantages"),
+        "prompts": ("PromptFiles",),
         "rewards.pool": ("RewardPool",),
         "rewards.reward": ("Reward", "Verdict"),
+        "rollout_data": ("RolloutData",),
     },
 )
 
-__all__ = ["AnswerAdvantages", "Reward", "RewardPool", "Verdict", "compute_advantages"]
+__all__ = ["AnswerAdvantages", "PromptFiles", "Reward", "RewardPool", "RolloutData", "Verdict", "compute_advantages"]

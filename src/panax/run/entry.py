@@ -29,6 +29,7 @@ from .blank_data import find_missing_data
 from .experiment import Experiment
 from .loop import Run
 from .opened_data import LogFn
+from .parts.rollout_batches import check_draws
 from .parts.run_parts import RunParts, RunSaves
 from .preparation import PreparedRun, prepare
 from .recovery.interrupt import SignalHandler
@@ -151,12 +152,13 @@ def open_run(
             ) as report:
                 saves = RunSaves(checkpointer, memory, start.base)
                 parts = RunParts.create(prepared, saves, rollback, report, interrupt, island, say)
-                run = Run(prepared, start, parts, say)
-                heartbeat().phase("compile")
-                yield run
-                heartbeat().phase("end")
-                result = run.finish()
-                output.detail(_end_of(result, experiment.num_steps))
+                with contextlib.closing(parts.batches):
+                    run = Run(prepared, start, parts, say)
+                    heartbeat().phase("compile")
+                    yield run
+                    heartbeat().phase("end")
+                    result = run.finish()
+                    output.detail(_end_of(result, experiment.num_steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +214,7 @@ def _prepare_checked(experiment: Experiment, output: _Output, devices: Any, *, f
         check_memory(prepared.step.program.abstract, prepared.step.shardings)
         check_held_out(prepared)
         check_questions(prepared)
+        check_draws(prepared)
     for note in (*interval_notes(experiment), *precision_notes(prepared)):
         say(note)
     for note in prepared.task.notes:

@@ -9,7 +9,6 @@ from ..core.errors import DataError, RecipeError
 from ..data.loading.batch_ramp import RampedSource
 from ..job.heartbeat import heartbeat
 from ..train import Scalars
-from .feed import prefetch_to_device
 from .opened_data import LogFn
 from .parts.hook_runner import HookRunner
 from .parts.phases import RunEvent, RunPhase
@@ -95,10 +94,8 @@ class Run(RunActions):
     def _batches(self) -> Iterator[dict[str, jax.Array]]:
         """Yield the batches up to the end, or to a rollback."""
         progress, first, skipped = self._progress, self.step, self._parts.rollback.skipped_batches
-        source = self.prepared.data.train
-        with contextlib.closing(
-            prefetch_to_device(source, self.prepared.step, progress.position, num_drawn=progress.drawn, skipped=skipped)
-        ) as batches:
+        source, made = self.prepared.data.train, self._parts.batches
+        with contextlib.closing(made.open(progress, skipped)) as batches:
             batches.should_stop = self._interrupt.should_abandon_wait
             while progress.takes_steps and not self._is_interrupted(self._interrupt.should_stop()):
                 self._report.before_step(self.step)
@@ -114,13 +111,19 @@ class Run(RunActions):
                             + (f", with {len(skipped)} batches skipped" if skipped else "")
                             + "; provide more data or lower num_steps"
                         )
-                progress.batch, self._position, self._number = item
-                if (before := self.step) == first:
-                    parts = source.parts_at(progress.position) if isinstance(source, RampedSource) else 1
-                    write_fallback_layouts(self.prepared, self.batch, parts)
-                yield self.batch
-                if self.step != before + 1:
-                    raise RecipeError("call run.after_step(scalars) once for each batch of `for batch in run`")
+                with self._parts.emergency.on_error(progress, "the data"):
+                    made_of_item = made.make(progress, item)
+                self._position, self._number = item.position, item.number
+                for left, progress.batch in zip(reversed(range(len(made_of_item))), made_of_item, strict=True):
+                    if (before := self.step) == first:
+                        parts = source.parts_at(progress.position) if isinstance(source, RampedSource) else 1
+                        write_fallback_layouts(self.prepared, self.batch, parts)
+                    progress.batches_left = left
+                    yield self.batch
+                    if self.step != before + 1:
+                        raise RecipeError("call run.after_step(scalars) once for each batch of `for batch in run`")
+                    if not progress.takes_steps:
+                        break
 
     def _is_interrupted(self, by_signal: bool) -> bool:
         if by_signal:

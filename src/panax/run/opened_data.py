@@ -4,11 +4,13 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..core import DataFacts, Source
+from ..core import Axes, DataFacts, Source, Task
 from ..core.errors import RecipeError, describe_type
 from ..data import IterableSource
 from ..data.text.text_bytes import bits_per_byte
 from ..data.text.tokenizer import Tokenizer
+from ..rollouts.rollout_data import OpenedRollouts
+from ..rollouts.rows import rollout_axes
 
 LogFn = Callable[[str], None]
 
@@ -22,6 +24,7 @@ class OpenedData:
         unigram_entropy: Nats per held-out token of a model of token frequencies alone: the value that a loss
             must fall below.
         bytes_per_target: Bytes of text for each held-out token; None if the data is not text.
+        rollouts: What the model makes its batches of, if it does; the sources then yield prompts.
     """
 
     train: Source
@@ -31,6 +34,11 @@ class OpenedData:
     shapes: int = 1
     unigram_entropy: float | None = None
     bytes_per_target: float | None = None
+    rollouts: OpenedRollouts | None = None
+
+    def batch_axes(self, task: Task) -> Mapping[str, Axes]:
+        """Return the logical axes of the leaves of the batches that a step takes."""
+        return self.train.axes if self.rollouts is None else rollout_axes(task)
 
     def add_bits_per_byte(self, evaluation: Mapping[str, float]) -> Mapping[str, float]:
         """Add the cross-entropy in bits per byte to held-out figures: it does not depend on the tokenizer."""

@@ -25,6 +25,7 @@ from ..mesh.model_places import with_shardings
 from ..optim import Schedule
 from ..plan.search.auto import DeviceGroup
 from ..plan.step import text_batch
+from ..rollouts.rollout_data import RolloutData
 from ..system import files
 from ..system.platform_check import check_platform
 from ..train import CompiledStep, Program
@@ -77,6 +78,8 @@ def open_data(experiment: Experiment, say: LogFn) -> OpenedData:
         DataError: The data can't be read, or is empty.
     """
     opened = _opened(experiment, say)
+    if opened.rollouts is not None:
+        return opened
     held_out = None if opened.held_out is None else convert_batches(opened.held_out, experiment.task)
     opened = dataclasses.replace(opened, train=convert_batches(opened.train, experiment.task), held_out=held_out)
     if not experiment.overfit_batches:
@@ -112,6 +115,10 @@ def _opened(experiment: Experiment, say: LogFn) -> OpenedData:
         entropy = nats if math.isfinite(nats) else None
         size = opened.bytes_per_target if opened.held_out is not None else None
         return OpenedData(opened.train, opened.held_out, facts, opened.tokenizer, shapes, entropy, size)
+    if isinstance(data, RolloutData):
+        rollouts = data.open()
+        facts = DataFacts(rollouts.tokenizer.vocab_size, data.length)
+        return OpenedData(rollouts.train, rollouts.held_out, facts, rollouts.tokenizer, rollouts=rollouts)
     if isinstance(data, ExampleData):
         examples = data.open()
         for note in examples.account:
@@ -169,7 +176,7 @@ def prepare(
         task,
         make_program,
         lambda: batch_shapes(experiment, source),
-        source.axes,
+        data.batch_axes(task),
         lambda: DeviceGroup.of(devices),
         say,
     )
@@ -181,7 +188,9 @@ def prepare(
     if program.tables is not None and program.has_average:
         say("averages are of all parameters but the tables, which are evaluated as they are")
     if experiment.debug:
-        return PreparedRun(experiment, task, data, DebugStep(program, data.train.axes, shapes_allowed=data.shapes))
+        return PreparedRun(
+            experiment, task, data, DebugStep(program, data.batch_axes(task), shapes_allowed=data.shapes)
+        )
     placement = Placement.create(experiment.mesh, experiment.rules, devices, mesh_requirements(program))
     program = pause_comms(program, placement, say)
     program = resolve_slow_axes(program, placement, experiment.folder, say)
@@ -190,7 +199,7 @@ def prepare(
         if words is not None:
             say(words)
     return PreparedRun(
-        experiment, task, data, CompiledStep(program, placement, data.train.axes, shapes_allowed=data.shapes)
+        experiment, task, data, CompiledStep(program, placement, data.batch_axes(task), shapes_allowed=data.shapes)
     )
 
 
@@ -227,6 +236,8 @@ def batch_shapes(experiment: Experiment, source: Source) -> dict[str, Any]:
     """Return the shapes of a global batch: of text without reading any, otherwise of the first batch."""
     if isinstance(experiment.data, TextData):
         return text_batch(experiment.data)
+    if isinstance(experiment.data, RolloutData):
+        return experiment.data.batch_shapes(experiment.task)
     first = (
         source.first_batch()
         if isinstance(source, IterableSource | ConvertedSource)

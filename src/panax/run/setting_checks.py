@@ -32,7 +32,7 @@ def check_held_out(prepared: PreparedRun) -> None:
         DataError: Its leaves are not those of the training data, or hold values that the task does not allow.
     """
     source = prepared.data.held_out
-    if source is None or isinstance(prepared.task, CollectingTask):
+    if source is None or isinstance(prepared.task, CollectingTask) or prepared.data.rollouts is not None:
         return
     batch = _with_filling(_first_batch(source), prepared.step.row_multiple)
     try:

@@ -154,6 +154,8 @@ def show(result: Result, console: Console, *, has_files: bool) -> None:
             interval = result.evaluation.get("return_ci95")
             within = "" if interval is None else f" +- {interval:.1f}"
             lines.append(f"mean return   {result.evaluation['return']:.1f}{within} (95 % of confidence)")
+        elif "reward" in result.evaluation:
+            lines.append(f"mean reward   {result.evaluation['reward']:.4f} of greedy answers to held-out prompts")
         elif "loss" in result.evaluation:
             lines.append(f"held-out loss {result.evaluation['loss']:.4f}{comparison}")
         if "bits_per_byte" in result.evaluation:

@@ -15,7 +15,7 @@ from ...core.errors import RecipeError
 from ...core.layout.layout import axis_size
 from ...core.measures import Losses, Metrics
 from ...core.monitors import JointMonitor, MetricMonitor
-from ...core.task import MatmulPrecision
+from ...core.task import MatmulPrecision, RolloutNeeds
 from ...core.validation import Validated
 from ...kernels import CrossEntropySettings
 from ...layers import Context, ExpertLoadMonitor, RouterTerms, StagedTask, router_metrics, router_weights
@@ -180,8 +180,13 @@ class DecoderTask(Validated, StagedTask):
     def flops_per_token(self, length: int) -> float:
         return 3 * (2 * self.model.embed * self.model.vocab_size + self.layer_flops(length))
 
-    def log_probability_task(self, rows: int, length: int) -> "DecoderTask":
-        return dataclasses.replace(self, objective=TargetLogProbabilities(rows=rows, length=length))
+    @property
+    def rollout_needs(self) -> RolloutNeeds | None:
+        return self.objective.rollout_needs
+
+    def log_probability_task(self, rows: int, length: int, *, temperature: float = 1.0) -> "DecoderTask":
+        objective = TargetLogProbabilities(rows=rows, length=length, temperature=temperature)
+        return dataclasses.replace(self, objective=objective)
 
     def top_log_probability_task(self, rows: int, length: int, *, top_k: int, temperature: float) -> "DecoderTask":
         objective = LikelyTokensOf(rows=rows, length=length, top_k=top_k, temperature=temperature)

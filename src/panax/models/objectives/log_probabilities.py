@@ -47,12 +47,18 @@ class PositionEvaluation(DecoderObjective):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TargetLogProbabilities(PositionEvaluation):
-    """Evaluate the log-probability of each target of a batch."""
+    """Evaluate the log-probability of each target of a batch.
+
+    Attributes:
+        temperature: Divisor of the logits; the loss is the cross-entropy at it.
+    """
+
+    temperature: float = 1.0
 
     reads_pairs: ClassVar[bool] = True
 
     def compute(self, head: VocabularyHead, targets: Mapping[str, Array], train: bool) -> tuple[Losses, Metrics]:
         mask = targets[MASK_LEAF]
-        values = head.log_probabilities(targets["targets"], mask)
+        values = head.log_probabilities(targets["targets"], mask, temperature=self.temperature)
         losses = {"cross_entropy": Loss(-(values * mask).sum(), mask.sum())}
         return losses, {LOG_PROBABILITIES: self.spread(values, targets["place"])}

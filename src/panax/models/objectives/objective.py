@@ -16,6 +16,7 @@ from ...core import Axes, Batch
 from ...core.batch_checks import MASK_LEAF, LeafRange
 from ...core.measures import Losses, Metrics
 from ...core.monitors import MetricMonitor
+from ...core.task import RolloutNeeds
 from ...kernels import CrossEntropySettings
 from ...layers import TokenLoss, TokenTops, TopTokens, token_log_probabilities, token_loss, token_top_log_probabilities
 
@@ -42,10 +43,16 @@ class VocabularyHead(NamedTuple):
         return token_loss(self.hidden, self.table, targets, mask, self.settings)
 
     def log_probabilities(
-        self, targets: Int[Array, "batch seq"], mask: Float[Array, "batch seq"]
+        self, targets: Int[Array, "batch seq"], mask: Float[Array, "batch seq"], *, temperature: float = 1.0
     ) -> Float[Array, "batch seq"]:
-        """Compute the log-probability of each target; 0 if its mask is 0."""
-        return token_log_probabilities(self.hidden, self.table, targets, mask, self.settings)
+        """Compute the log-probability of each target; 0 if its mask is 0.
+
+        Args:
+            temperature: Divisor of the logits, after a soft-cap.
+        """
+        if temperature == 1.0:
+            return token_log_probabilities(self.hidden, self.table, targets, mask, self.settings)
+        return self.top_log_probabilities(targets[..., None], targets, mask, temperature=temperature).top[..., 0]
 
     def top_log_probabilities(
         self,
@@ -84,6 +91,11 @@ class DecoderObjective(abc.ABC):
     @property
     def teacher_temperature(self) -> float | None:
         """Return the temperature of a teacher's log-probabilities in the batch; None if it reads none."""
+        return None
+
+    @property
+    def rollout_needs(self) -> RolloutNeeds | None:
+        """Return what the objective reads of rollouts; None if it does not learn from them."""
         return None
 
     @property

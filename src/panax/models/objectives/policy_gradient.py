@@ -12,6 +12,7 @@ from ...core import Axes, Batch, Loss, Mean, Sum
 from ...core.batch_checks import MASK_LEAF, LeafRange
 from ...core.errors import RecipeError
 from ...core.measures import NO_FAULT, DataChecks, Losses, Maximum, Metrics
+from ...core.task import RolloutNeeds
 from ...core.validation import Validated
 from .answer_order import number_targets
 from .objective import DecoderObjective, VocabularyHead
@@ -38,7 +39,9 @@ OLD_LEAF = "old_log_probability"
 """Leaf with the trainer's log-probability of each action, before the first update of its rollout."""
 
 _AXES = ("batch", "seq")
-_ADVICE = "it is the log-probability of a sampled action, 0 or less: pass the value that the engine, or the trainer, returned"
+_ADVICE = (
+    "it is the log-probability of a sampled action, 0 or less: pass the value that the engine, or the trainer, returned"
+)
 _LOG_PROBABILITY = LeafRange(high=0.0, counted_by=MASK_LEAF, advice=_ADVICE)
 _DEFAULTS = {
     "clip_low": 0.2, "clip_high": 0.2, "two_sided_clip": None, "positive_temperature": 1.0, "negative_temperature": 1.05,
@@ -165,6 +168,10 @@ class PolicyGradient(Validated, DecoderObjective):
         return ranges
 
     @property
+    def rollout_needs(self) -> RolloutNeeds:
+        return RolloutNeeds(self.temperature, self.several_updates, self.kl_weight > 0.0, self.max_answer)
+
+    @property
     def leaf_advice(self) -> Mapping[str, str]:
         advice = {
             ADVANTAGE_LEAF: "PolicyGradient learns from rollouts, of which each action has an advantage; for answers without "
@@ -204,7 +211,7 @@ class PolicyGradient(Validated, DecoderObjective):
     def compute(self, head: VocabularyHead, targets: Mapping[str, Array], train: bool) -> tuple[Losses, Metrics]:
         mask, slot, first = targets[MASK_LEAF], targets["slot"], targets["first"]
         counted = mask != 0
-        current = self._log_probabilities(head, targets["targets"], mask)
+        current = head.log_probabilities(targets["targets"], mask, temperature=self.temperature)
         constant = jax.lax.stop_gradient(current)
         old = _read(targets[OLD_LEAF], counted) if self.several_updates else constant
         gap = jnp.where(counted, old - _read(targets[BEHAVIOR_LEAF], counted), 0.0)
@@ -249,12 +256,6 @@ class PolicyGradient(Validated, DecoderObjective):
             "answer_faults": _check_answers(jax.lax.stop_gradient(sums), mask, targets["stray"]),
         }
         return losses, metrics
-
-    def _log_probabilities(self, head: VocabularyHead, targets: Array, mask: Array) -> Float[Array, "batch seq"]:
-        """Return the log-probability of each target at the temperature, which divides logits after a soft-cap."""
-        if self.temperature == 1.0:
-            return head.log_probabilities(targets, mask)
-        return head.top_log_probabilities(targets[..., None], targets, mask, temperature=self.temperature).top[..., 0]
 
     def _find_clipped(self, ratio: Array, advantage: Array) -> Mapping[str, Bool[Array, "batch seq"]]:
         """Return which ratios are clipped so that their actions have no gradient, or, of cispo, are bounded."""

@@ -16,6 +16,7 @@ from ...core.former_names import with_present_names
 from ...data.text.token_source import RESTORE_ADVICE
 from ...metrics.goodput import FILE as LEDGER
 from ...optim import Optimizer
+from ...rollouts.journal import JOURNAL_FILE
 from ...stores import is_remote
 from ...system import json_reader
 from ...system.files import expand_user
@@ -57,6 +58,7 @@ RUN_FILES = (
     "log.txt",
     DATA_USAGE_FILE,
     QUESTIONS_FILE,
+    JOURNAL_FILE,
     LEDGER,
     SESSIONS_FILE,
     ROLLBACKS,

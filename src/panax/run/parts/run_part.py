@@ -32,6 +32,8 @@ class RunProgress:
         stop_reason: Why a hook ended the run; empty if none did.
         must_evaluate: True if a part requests an evaluation after this step.
         must_save: True if a part requests a checkpoint of this step.
+        batches_left: Number of further batches that are made of the last item of the data; a checkpoint waits until there
+            are none.
     """
 
     state: TrainState
@@ -46,6 +48,7 @@ class RunProgress:
     stop_reason: str = ""
     must_evaluate: bool = False
     must_save: bool = False
+    batches_left: int = 0
 
     def handle(self, event: RunEvent) -> None:
         """Change the phase by an event."""
@@ -54,7 +57,7 @@ class RunProgress:
     def restore(self, start: RunStart, num_steps: int) -> None:
         """Continue from a start, with all parts."""
         self.state, self.step = start.state, start.step
-        self.position, self.drawn = start.position, start.progress.drawn
+        self.position, self.drawn, self.batches_left = start.position, start.progress.drawn, 0
         self.evaluation, self.must_evaluate, self.must_save = {}, False, False
         if self.step >= num_steps:
             self.handle(RunEvent.LAST_STEP)

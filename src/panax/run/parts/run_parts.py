@@ -17,7 +17,9 @@ from ..reporting.report import RunReporter
 from .evaluation import PeriodicEvaluation
 from .hook_runner import HookRunner
 from .questions import PeriodicQuestions
+from .rollout_batches import RolloutBatches
 from .run_part import RunPart
+from .step_batches import StepBatches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,7 @@ class RunParts:
     """The parts of a run, with the values that they use.
 
     Attributes:
+        batches: Batches of the steps.
         verifier: Takes the steps, and repeats some of them.
         interrupt: Signals that end the run.
         emergency: Saves before an exception ends the run.
@@ -46,6 +49,7 @@ class RunParts:
     """
 
     report: RunReporter
+    batches: StepBatches
     rollback: RollbackController
     verifier: SdcVerifier
     interrupt: SignalHandler
@@ -72,15 +76,18 @@ class RunParts:
             prepared.experiment.checkpoint, saves.checkpointer, saves.memory, rollback, report, saves.base
         )
         emergency = EmergencySave(checkpoints, rollback, report, say)
+        has_rollouts = prepared.data.rollouts is not None
+        batches = RolloutBatches(prepared, report, say) if has_rollouts else StepBatches(prepared)
         return cls(
             report=report,
+            batches=batches,
             rollback=rollback,
             verifier=SdcVerifier(prepared, report, rollback, say),
             interrupt=interrupt,
             checkpoints=checkpoints,
             emergency=emergency,
             questions=PeriodicQuestions(prepared, report, interrupt, emergency, say),
-            evaluation=PeriodicEvaluation(prepared, report, interrupt, emergency, say),
+            evaluation=PeriodicEvaluation(prepared, batches, report, interrupt, emergency, say),
             probe=HardwareProbe(prepared, report),
             island=island,
         )
@@ -92,5 +99,5 @@ class RunParts:
         questions. An evaluation may be requested by a hook, and a save by both.
         """
         islands = () if self.island is None else (self.island,)
-        before_hooks = (self.report, self.rollback, *islands, self.probe, self.questions)
+        before_hooks = (self.report, self.rollback, *islands, self.probe, self.batches, self.questions)
         return (*before_hooks, hooks, self.evaluation, self.checkpoints)

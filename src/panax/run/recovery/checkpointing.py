@@ -39,11 +39,12 @@ class CheckpointSchedule(RunPart):
         self.stored_step: int | None = None
         self.best: BestEvaluation | None = None
         self._best_is_saved = True
+        self._is_late = False
 
     def begin(self, run: RunProgress, start: RunStart) -> None:
         """Continue from a state with a best evaluation that is in the store or was reported as unsaved."""
         self.stored_step = start.stored_step
-        self.best, self._best_is_saved = start.best, True
+        self.best, self._best_is_saved, self._is_late = start.best, True, False
 
     def after_evaluation(self, run: RunProgress) -> None:
         """Record an evaluation, and request a save if it is the best so far.
@@ -68,8 +69,14 @@ class CheckpointSchedule(RunPart):
         return f"warning: the best evaluation, loss {self.best.loss:.4g} at step {self.best.step}, has no checkpoint: {reason}"
 
     def after_step(self, run: RunProgress) -> None:
-        """Save if a save is due or requested; the last step's checkpoint is left to `save_last`."""
-        stores = run.must_save or is_step_due(self._config.every, run.step)
+        """Save if a save is due or requested; the last step's checkpoint is left to `save_last`.
+
+        While the item of the data is not used up, a save waits: a run that is resumed would draw the next one.
+        """
+        stores = self._is_late or run.must_save or is_step_due(self._config.every, run.step)
+        self._is_late = stores and run.batches_left > 0
+        if run.batches_left:
+            return
         copies = self._memory is not None and is_step_due(self._config.memory.every, run.step)
         if not run.takes_steps or not (stores or copies) or not self._rollback.wait_for_devices(self._report):
             return

@@ -33,7 +33,7 @@ class EmergencySave:
         try:
             yield
         except (Exception, SystemExit) as error:
-            unsaved = run.step > 0 and self._checkpoints.stored_step != run.step
+            unsaved = run.step > 0 and self._checkpoints.stored_step != run.step and not run.batches_left
             if jax.process_count() == 1 and unsaved and not run.phase.restores:
                 self._save(run, error, source)
             raise

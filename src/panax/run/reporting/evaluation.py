@@ -51,6 +51,11 @@ def evaluate_result(
 ) -> dict[str, float]:
     """Evaluate a state on its mesh; see `evaluate`."""
     experiment = prepared.experiment
+    if prepared.data.rollouts is not None:
+        raise RecipeError(
+            f"{experiment.name} learns from rollouts, which are evaluated while it trains (evaluation/reward); to measure the "
+            f"model, ask it questions: `panax evaluate {prepared.experiment.folder} --tasks FILE`"
+        )
     if data is None:
         max_batches = experiment.evaluate.batches if batches is None else batches
         return _evaluate_held_out(prepared.step, state, prepared.data, max_batches)

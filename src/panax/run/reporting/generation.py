@@ -66,6 +66,7 @@ def create_engine(
     at_least: int = 0,
     dtype: str | None = None,
     drafts: int = 0,
+    prompts: int = 1,
 ) -> GenerationEngine:
     """Create an engine that generates with a model, on its mesh.
 
@@ -73,7 +74,7 @@ def create_engine(
     generates on one device.
 
     Args:
-        rows, length, drafts: See `GenerationEngine`.
+        rows, length, drafts, prompts: See `GenerationEngine`.
         at_least: In place of `length`: a row has this many positions, rounded up so that prompts of similar length
             share programs, unless the model is for fewer.
         dtype: Dtype of activations and caches; by default float32, and with `exact_policy` that of training.
@@ -97,7 +98,14 @@ def create_engine(
     if at_least:
         length = min(-(-at_least // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, incremental.max_length)
     return GenerationEngine(
-        incremental, tokenizer, rows=rows, length=length, placement=placement, kernels=kernels, drafts=drafts
+        incremental,
+        tokenizer,
+        rows=rows,
+        length=length,
+        placement=placement,
+        kernels=kernels,
+        drafts=drafts,
+        prompts=prompts,
     )
 
 

@@ -128,6 +128,7 @@ class RunReporter(RunPart):
         self._latest: dict[str, float] = {}
         self._counted = 0
         self._length: int | None = None
+        self._rollout: dict[str, float] = {}
         self._compiled = self._booked = 0.0
         self._kernels_said = 0
         self._profiler = StepProfiler(folder / "tensorboard", experiment.profile, say)
@@ -272,6 +273,17 @@ class RunReporter(RunPart):
         if is_process_zero():
             self._lanes[0].put(scores.write, Path(self._prepared.folder), number)
 
+    def record_rollout(self, number: int, values: Mapping[str, float], texts: Mapping[str, str]) -> None:
+        """Report a rollout: its figures with those of the steps that learn from it, and texts for users to read.
+
+        Args:
+            number: The first step that learns from it.
+        """
+        self._rollout = {f"rollout/{name}": value for name, value in values.items()}
+        self._latest.update(self._rollout)
+        for name, text in texts.items():
+            self._trackers.text(number, name, text)
+
     def _record_between_steps(self, number: int, named: Mapping[str, float]) -> None:
         self._latest.update(named)
         self._trackers.record(number, named)
@@ -330,7 +342,7 @@ class RunReporter(RunPart):
 
     def _record(self, number: int, values: Mapping[str, float], position: Position | None) -> None:
         experiment = self._prepared.experiment
-        record = _named(values)
+        record = _named(values) | self._rollout
         steps = self.clock.steps
         seconds = self.clock.take()
         if steps:

@@ -1,0 +1,58 @@
+"""Sums of two numbers for the first runs of reinforcement learning. Made on this machine, with a tokenizer."""
+
+import json
+import random
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from panax.data import BytePairTokenizer, PretrainedTokenizer, TextFiles
+from panax.data.files.cache import cache_directory, read_or_build
+
+NAME = "recipe-sums-v1"
+
+NUMBERS = range(10, 100)
+
+HELD_OUT = 500
+"""Number of sums that no file for training has."""
+
+
+def sums_folder() -> Path:
+    """Return the folder with the files, which are made once and cached.
+
+    - `answered.jsonl`: sums with their answers.
+    - `prompts.jsonl`: the same sums, with the right answer for the reward.
+    - `questions.jsonl`: sums that are in no other file.
+    - `tokenizer`: of bytes, so that each digit is a token.
+    """
+    root = cache_directory(None)
+    return read_or_build(root, NAME, build=_make, read=lambda folder: folder)
+
+
+def sums_tokenizer() -> PretrainedTokenizer:
+    return PretrainedTokenizer(path=str(sums_folder() / "tokenizer"))
+
+
+def is_right(answer: str, record: Mapping[str, Any]) -> float:
+    """Return 1 for the right sum, else 0."""
+    found = re.fullmatch(r"\s*(\d+)\s*", answer)
+    return float(found is not None and int(found[1]) == record["answer"])
+
+
+def _make(folder: Path) -> None:
+    draw = random.Random(0)
+    pairs = [(one, other) for one in NUMBERS for other in NUMBERS]
+    draw.shuffle(pairs)
+    held_out, trained = pairs[:HELD_OUT], pairs[HELD_OUT:]
+    _write(folder / "answered.jsonl", ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in trained))
+    _write(folder / "prompts.jsonl", ({"prompt": f"{a}+{b}=", "answer": a + b} for a, b in trained))
+    _write(folder / "questions.jsonl", ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in held_out))
+    texts = folder / "texts.txt"
+    texts.write_text("\n".join(f"{a}+{b}={a + b}" for a, b in trained[:100]))
+    # One id for each byte, and the end of a document: no two digits are one token.
+    BytePairTokenizer(vocab_size=257).train(TextFiles(paths=(str(texts),))).save(folder / "tokenizer")
+
+
+def _write(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))

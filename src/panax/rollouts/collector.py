@@ -1,0 +1,263 @@
+"""`Collector`: draws answers to prompts, asks for their rewards, and returns the rows from which the model learns."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ..checkpoint import raise_on_all_processes
+from ..core.errors import DataError, TrainingError
+from ..generate import GenerationEngine, GenerationRequest, Sampling
+from ..generate.sampling import MAX_SEED
+from ..job.agreement import broadcast_text, is_process_zero
+from ..system import json_reader
+from .advantages import compute_advantages
+from .answers import Answer, count_actions
+from .journal import Journal, JournalEntry
+from .prompts import PROMPT
+from .rewards.pool import RewardPool
+from .rewards.reward import Verdict, weigh_verdicts
+from .rollout_data import OpenedRollouts
+from .rows import make_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """Answers with their rewards, and the batch made of them.
+
+    Attributes:
+        batch: Leaves of the batch that a step takes.
+        rewards: Sum of each answer's rewards by weight; NaN for one that is left out.
+        metrics: Figures to log.
+    """
+
+    answers: Sequence[Answer]
+    batch: Mapping[str, np.ndarray]
+    rewards: np.ndarray
+    metrics: Mapping[str, float]
+
+
+class Collector:
+    """Draws rollouts. In a job of many processes each of them makes the same calls; the first one asks for rewards."""
+
+    def __init__(
+        self,
+        rollouts: OpenedRollouts,
+        create_engine: Callable[[], GenerationEngine],
+        pool: RewardPool | None,
+        say: Callable[[str], None],
+    ):
+        """
+        Args:
+            create_engine: Creates an engine of the current parameters.
+            pool: Asks for rewards; None in all processes but the first.
+        """
+        self._rollouts, self._settings = rollouts, rollouts.settings
+        self._create_engine, self._pool, self._say = create_engine, pool, say
+
+    def collect(self, number: int, step: int, prompts: Sequence[int], journal: Journal) -> Rollout:
+        """Draw answers to prompts, and reward them; what was rewarded is in the journal when this returns.
+
+        Args:
+            number: Number of the batch of prompts, from 1 in the data's order.
+            step: Steps taken before.
+
+        Raises:
+            DataError: A prompt is too long.
+            TrainingError: A reward failed, and `failed_rewards` is "stop".
+        """
+        settings, clock = self._settings, time.perf_counter
+        began = clock()
+        seeds = draw_seeds(settings.seed, number, len(prompts), settings.samples)
+        answers = self._draw(prompts, [[settings.sampling(seed) for seed in of_prompt] for of_prompt in seeds])
+        drawn = clock()
+        indices = [prompts[answer.group] for answer in answers]
+        verdicts = self._judge(number, step, indices, answers, journal)
+        judged = clock()
+        values, counted = self._combine(verdicts, indices, answers)
+        result = compute_advantages(
+            values,
+            np.array([answer.group for answer in answers]),
+            counted,
+            baseline=settings.baseline,
+            scale=settings.scale,
+        )
+        batch = make_rows(answers, result.values.astype(np.float32), counted, settings.length)
+        groups = len(prompts)
+        metrics = {
+            **self._describe(answers, verdicts, values, counted),
+            "groups_without_signal": (groups - float(np.count_nonzero(result.has_signal))) / groups,
+            "seconds/draw": drawn - began,
+            "seconds/reward": judged - drawn,
+            "seconds/rows": clock() - judged,
+        }
+        return Rollout(answers, batch, np.where(counted, values, np.nan), metrics)
+
+    def evaluate(self, prompts: Sequence[int]) -> tuple[Sequence[Answer], Mapping[str, float]]:
+        """Answer prompts greedily; return the answers and figures of their rewards.
+
+        Raises:
+            DataError: A prompt is too long.
+            TrainingError: A reward failed, and `failed_rewards` is "stop".
+        """
+        answers = self._draw(prompts, [[self._settings.greedy_sampling()]] * len(prompts))
+        indices = [prompts[answer.group] for answer in answers]
+        verdicts = _broadcast(self._ask(range(len(answers)), indices, answers))
+        values, counted = self._combine(verdicts, indices, answers)
+        return answers, self._describe(answers, verdicts, values, counted)
+
+    def _draw(self, prompts: Sequence[int], samplings: Sequence[Sequence[Sampling]]) -> list[Answer]:
+        """Draw answers to prompts, with one for each of a prompt's settings.
+
+        Different prompts come first in the engine's queue, so that those that follow with the same prompt copy what was
+        computed of it.
+        """
+        encoded = [self._rollouts.encode(index) for index in prompts]
+        count = len(samplings[0])
+        requests = [
+            GenerationRequest(ids, of_prompt[sample])
+            for sample in range(count)
+            for ids, of_prompt in zip(encoded, samplings, strict=True)
+        ]
+        completions = self._create_engine().generate(requests)
+        return [
+            Answer.from_completion(encoded[group], group, completions[sample * len(prompts) + group])
+            for group in range(len(prompts))
+            for sample in range(count)
+        ]
+
+    def _judge(
+        self, number: int, step: int, indices: Sequence[int], answers: Sequence[Answer], journal: Journal
+    ) -> list[list[Verdict]]:
+        """Return the verdicts of each answer: those of the journal, and others from the rewards."""
+        digests = [answer.digest for answer in answers]
+        entry = journal.find(number) if is_process_zero() else None
+        # A failure that ended the run may have been mended.
+        keeps_failures = self._settings.failed_rewards == "exclude"
+        known = {} if entry is None else _recorded(entry, keeps_failures=keeps_failures)
+        verdicts: dict[int, list[Verdict]] = {
+            place: known[place, digest] for place, digest in enumerate(digests) if (place, digest) in known
+        }
+        if entry is not None and (changed := sum(one != other for one, other in zip(digests, entry.digests))):
+            self._say(
+                f"warning: rollout {number} was drawn before this run was interrupted, and {changed} of {len(answers)} answers "
+                f"are different now (the mesh, the kernels or the processor may have changed): their rewards are asked for again"
+            )
+        places = [place for place in range(len(answers)) if place not in verdicts]
+        # The first process knows which ones are missing.
+        places = json_reader.parse(broadcast_text(json.dumps(places)))
+        for place, verdict in zip(places, self._ask(places, indices, answers), strict=True):
+            verdicts[place] = verdict
+        ordered = [verdicts.get(place, []) for place in range(len(answers))]
+        with raise_on_all_processes():
+            if is_process_zero() and places:
+                journal.append([_entry(number, step, indices, digests, ordered)])
+        return _broadcast(ordered)
+
+    def _ask(self, places: Sequence[int], indices: Sequence[int], answers: Sequence[Answer]) -> list[list[Verdict]]:
+        """Ask for the rewards of some answers; only the first process knows the result."""
+        if self._pool is None or not places:
+            return [[] for _ in places]
+        records = self._rollouts.records
+        return self._pool.score([(answers[place].text, records[indices[place]]) for place in places])
+
+    def _combine(
+        self, verdicts: Sequence[Sequence[Verdict]], indices: Sequence[int], answers: Sequence[Answer]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return each answer's reward, and whether it counts.
+
+        Raises:
+            TrainingError: A reward failed, and `failed_rewards` is "stop".
+        """
+        rewards = self._settings.rewards
+        values, counted = np.zeros(len(verdicts), np.float64), np.ones(len(verdicts), bool)
+        failures = []
+        for place, verdict in enumerate(verdicts):
+            total = weigh_verdicts(rewards, verdict)
+            counted[place], values[place] = total is not None, total or 0.0
+            values[place] -= self._penalty(answers[place])
+            if total is None:
+                failures.append((place, next(each.error for each in verdict if each.value is None)))
+        if failures:
+            place, error = failures[0]
+            prompt = self._rollouts.records[indices[place]][PROMPT]
+            message = (
+                f"{len(failures)} of {len(verdicts)} answers have no reward; the first: {error}. Prompt: {str(prompt)[:200]!r}; "
+                f"answer: {answers[place].text[:200]!r}"
+            )
+            if self._settings.failed_rewards == "stop":
+                raise TrainingError(
+                    f'{message}. Mend the reward function, or set data.failed_rewards="exclude" to leave such answers out'
+                )
+            self._say(f"warning: {message}. They are left out of the loss")
+        return values, counted
+
+    def _penalty(self, answer: Answer) -> float:
+        """Return what is subtracted for the length of an answer."""
+        overlong, tokens = self._settings.overlong, self._settings.tokens
+        return max(0.0, (len(answer.actions) - tokens + overlong) / overlong) if overlong else 0.0
+
+    def _describe(
+        self,
+        answers: Sequence[Answer],
+        verdicts: Sequence[Sequence[Verdict]],
+        values: np.ndarray,
+        counted: np.ndarray,
+    ) -> dict[str, float]:
+        lengths = [len(answer.actions) for answer in answers]
+        metrics = {
+            "tokens": float(count_actions(answers)),
+            "length/mean": float(np.mean(lengths)),
+            "length/max": float(max(lengths)),
+            "truncated": float(np.mean([answer.is_truncated for answer in answers])),
+            "failed_rewards": float(np.mean(~counted)),
+        }
+        if counted.any():
+            metrics |= {"reward": float(values[counted].mean()), "reward_deviation": float(values[counted].std())}
+        for place, reward in enumerate(self._settings.rewards):
+            known = [value for verdict in verdicts if (value := verdict[place].value) is not None]
+            if known:
+                metrics[f"reward/{reward.name}"] = float(np.mean(known))
+        return metrics
+
+
+def draw_seeds(seed: int, number: int, count: int, samples: int) -> list[list[int]]:
+    """Return the seeds of the answers to each prompt: functions of the run's seed and the rollout's number alone.
+
+    >>> draw_seeds(0, 1, 2, 4) == draw_seeds(0, 1, 2, 4) != draw_seeds(0, 2, 2, 4)
+    True
+    """
+    draws = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, number])))
+    return draws.integers(0, MAX_SEED, (count, samples), endpoint=True).tolist()
+
+
+def _entry(
+    number: int, step: int, prompts: Sequence[int], digests: Sequence[str], verdicts: Sequence[Sequence[Verdict]]
+) -> JournalEntry:
+    errors = {
+        place: "; ".join(each.error for each in verdict if each.error)
+        for place, verdict in enumerate(verdicts)
+        if any(each.error for each in verdict)
+    }
+    values = tuple(tuple(each.value for each in verdict) for verdict in verdicts)
+    return JournalEntry(number, step, tuple(prompts), tuple(digests), values, errors)
+
+
+def _recorded(entry: JournalEntry, *, keeps_failures: bool) -> dict[tuple[int, str], list[Verdict]]:
+    """Return the verdicts of an entry by the answer's index and digest."""
+    return {
+        (place, digest): [Verdict(value, entry.errors.get(place, "") if value is None else "") for value in values]
+        for place, (digest, values) in enumerate(zip(entry.digests, entry.rewards, strict=True))
+        if keeps_failures or None not in values
+    }
+
+
+def _broadcast(verdicts: list[list[Verdict]]) -> list[list[Verdict]]:
+    """Return the verdicts of the first process, in every process."""
+    text = json.dumps([[[each.value, each.error] for each in verdict] for verdict in verdicts])
+    parsed = json_reader.parse(broadcast_text(text))
+    if not isinstance(parsed, list):
+        raise DataError(f"the first process sent {type(parsed).__name__} in place of rewards")
+    return [[Verdict(value, error) for value, error in verdict] for verdict in parsed]

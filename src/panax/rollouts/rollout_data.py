@@ -1,0 +1,191 @@
+"""`RolloutData`: an experiment's data, if the model makes it itself: prompts, rewards, and how answers are drawn."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from ..core import Task
+from ..core.errors import DataError, RecipeError
+from ..core.validation import Validated
+from ..data import ExampleSource, PretrainedTokenizer, Tokenizer, split_by_hash
+from ..data.files.cache import cache_directory
+from ..generate import Sampling
+from ..generate.prompts import encode_conversation
+from .advantages import Baseline, Scale, check_advantage_settings
+from .prompts import PROMPT, PromptFiles, Record
+from .rewards.reward import Reward
+from .rows import ID_LEAVES, rollout_axes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutData(Validated):
+    """Prompts to which the model draws answers, and rewards by which it learns from them.
+
+    A rollout draws `samples` answers to each of `batch_size` prompts. The task's objective is
+    `panax.models.PolicyGradient`. Held-out prompts are answered greedily in evaluations.
+
+    Attributes:
+        prompts: Records with prompts.
+        rewards: Functions that judge an answer; the sum of their values by weight is its reward.
+        tokenizer: The model's tokenizer.
+        batch_size: Number of prompts of a rollout.
+        samples: Number of answers to each prompt.
+        tokens: Maximum number of tokens of an answer.
+        prompt_tokens: Maximum number of tokens of a prompt.
+        temperature: Divisor of the logits, for the draws and in the loss.
+        overlong: Number of last tokens, of `tokens`, in which an answer loses reward: from 0 at the first of them to 1 at the
+            last (DAPO, arXiv:2503.14476, equation 13); 0 for no penalty.
+        stop_ids: Tokens at which an answer ends, beside those of the tokenizer.
+        chat: Render prompts as conversations by the tokenizer's chat template; conversations are, whatever it is.
+        baseline: What an answer's reward is compared with; see `compute_advantages`.
+        scale: What the difference is divided by; see `compute_advantages`.
+        epochs: Number of times that a rollout's answers are learned from.
+        minibatches: Number of updates in each of these; `num_steps` counts updates. With more than one update in all, the
+            task's objective needs `several_updates=True`.
+        failed_rewards: "stop" ends the run if a reward fails; "exclude" leaves the answer out of the loss.
+        processes: Number of processes that run the rewards.
+        rows: Number of answers that are drawn at the same time.
+        held_out: Fraction of the prompts that is held out.
+        seed: Seed of the order of the prompts and of the draws.
+        max_bad_records: Maximum number of records that are no prompts, and skipped.
+    """
+
+    prompts: PromptFiles
+    rewards: tuple[Reward, ...]
+    tokenizer: PretrainedTokenizer
+    batch_size: int = 32
+    samples: int = 8
+    tokens: int = 128
+    prompt_tokens: int = 128
+    temperature: float = 1.0
+    overlong: int = 0
+    stop_ids: tuple[int, ...] = ()
+    chat: bool = False
+    baseline: Baseline = "group"
+    scale: Scale = "group"
+    epochs: int = 1
+    minibatches: int = 1
+    failed_rewards: Literal["stop", "exclude"] = "stop"
+    processes: int = 2
+    rows: int = 64
+    held_out: float = 0.05
+    seed: int = 0
+    max_bad_records: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("batch_size", 1), ("samples", 1), ("tokens", 1), ("prompt_tokens", 1), ("processes", 1), ("rows", 1),
+            ("max_bad_records", 0), ("overlong", 0), ("epochs", 1), ("minibatches", 1),
+        ):  # fmt: skip
+            if getattr(self, name) < least:
+                raise RecipeError(f"data.{name}={getattr(self, name)}; expected {least} or more")
+        if not self.temperature > 0.0:
+            raise RecipeError(f"data.temperature={self.temperature}; expected a positive number: answers are drawn")
+        if self.overlong >= self.tokens:
+            raise RecipeError(f"data.overlong={self.overlong}; expected less than data.tokens={self.tokens}")
+        if self.num_answers % self.minibatches:
+            raise RecipeError(
+                f"data.minibatches={self.minibatches} does not divide the {self.num_answers} answers of a rollout (batch_size "
+                f"times samples)"
+            )
+        if not 0.0 <= self.held_out < 1.0:
+            raise RecipeError(f"data.held_out={self.held_out}; expected a fraction of the prompts, from 0 to below 1")
+        check_advantage_settings(self.baseline, self.scale)
+        if not self.rewards:
+            raise RecipeError("data.rewards is empty; pass at least one Reward(function=...)")
+        names = [reward.name for reward in self.rewards]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise RecipeError(f"two rewards have the name {twice[0]!r}; set Reward(name=...) of one")
+        if self.samples == 1 and self.baseline in ("group", "others"):
+            raise RecipeError(
+                f"data.samples=1 with data.baseline={self.baseline!r} gives every answer an advantage of 0; draw more answers to "
+                f'each prompt, or set data.baseline="batch"'
+            )
+
+    @property
+    def length(self) -> int:
+        """Return the positions of a row, a multiple of 8."""
+        return -(-(self.prompt_tokens + self.tokens) // 8) * 8
+
+    @property
+    def num_answers(self) -> int:
+        """Return the number of answers of a rollout."""
+        return self.batch_size * self.samples
+
+    @property
+    def updates(self) -> int:
+        """Return the number of updates that learn from one rollout."""
+        return self.epochs * self.minibatches
+
+    def sampling(self, seed: int) -> Sampling:
+        """Return the settings of a draw."""
+        return Sampling(tokens=self.tokens, temperature=self.temperature, stop_ids=self.stop_ids, seed=seed)
+
+    def greedy_sampling(self) -> Sampling:
+        """Return the settings of evaluations."""
+        return Sampling(tokens=self.tokens, temperature=0.0, stop_ids=self.stop_ids)
+
+    def batch_shapes(self, task: Task) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shapes of the batch that a step takes."""
+        shape = (self.num_answers // self.minibatches, self.length)
+        return {
+            name: jax.ShapeDtypeStruct(shape, np.int32 if name in ID_LEAVES else np.float32)
+            for name in rollout_axes(task)
+        }
+
+    def open(self) -> "OpenedRollouts":
+        """Read the prompts and the tokenizer.
+
+        Raises:
+            DataError: A file can't be read, or holds no prompts.
+            RecipeError: The tokenizer has no chat template, and a prompt is a conversation.
+        """
+        prompts = self.prompts.open(cache_directory(None), self.max_bad_records)
+        training, held_out = split_by_hash(prompts, self.held_out)
+        return OpenedRollouts(
+            self,
+            self.tokenizer.load(),
+            prompts.records,
+            ExampleSource(training, batch_size=self.batch_size, seed=self.seed),
+            None if held_out is None else ExampleSource(held_out, batch_size=self.batch_size, epochs=1),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpenedRollouts:
+    """Open prompts.
+
+    Attributes:
+        records: All records, by the indices that the sources yield.
+        train: Endless batches of prompts, which resume exactly.
+        held_out: One pass over the held-out prompts; None if there are none.
+    """
+
+    settings: RolloutData
+    tokenizer: Tokenizer
+    records: Any
+    train: ExampleSource
+    held_out: ExampleSource | None
+
+    def encode(self, index: int) -> tuple[int, ...]:
+        """Return the tokens of a prompt.
+
+        Raises:
+            DataError: The prompt is empty, or longer than `prompt_tokens`.
+            RecipeError: The tokenizer has no chat template, or that fails.
+        """
+        record: Record = self.records[index]
+        prompt, tokenizer = record[PROMPT], self.tokenizer
+        if isinstance(prompt, str) and not self.settings.chat:
+            ids = [*tokenizer.start_of_document, *tokenizer.encode(prompt)]
+        else:
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            ids = encode_conversation(tokenizer, messages)
+        if not 1 <= len(ids) <= self.settings.prompt_tokens:
+            raise DataError(
+                f"prompt {index} has {len(ids)} tokens ({str(prompt)[:60]!r}); expected 1 to data.prompt_tokens="
+                f"{self.settings.prompt_tokens}: raise it, or remove the prompt"
+            )
+        return tuple(ids)

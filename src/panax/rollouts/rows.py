@@ -1,0 +1,79 @@
+"""Rows of answers, as a policy-gradient objective reads them: one answer after its prompt in each row."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from ..core import Axes, Task
+from .answers import Answer
+
+ADVANTAGE = "advantage"
+BEHAVIOR = "behavior_log_probability"
+"""Leaf with the log-probability of each action under the distribution that it was drawn from."""
+
+ID_LEAVES = ("tokens", "targets", "segment", "position")
+LEAVES = (*ID_LEAVES, "loss_mask", ADVANTAGE, BEHAVIOR)
+AXES: Mapping[str, Axes] = dict.fromkeys(LEAVES, ("batch", "seq"))
+
+OLD, REFERENCE = "old_log_probability", "reference_log_probability"
+"""Leaves with log-probabilities of the actions by the trainer: before the first update of their rollout, and before the
+first step of the run."""
+
+
+def rollout_axes(task: Task) -> dict[str, Axes]:
+    """Return the logical axes of the leaves of the batch from which a task learns."""
+    needs = task.rollout_needs
+    further = (
+        () if needs is None else [name for name, reads in ((OLD, needs.old), (REFERENCE, needs.reference)) if reads]
+    )
+    return {**AXES, **dict.fromkeys(further, ("batch", "seq"))}
+
+
+def split_updates(
+    batch: Mapping[str, np.ndarray], *, epochs: int, minibatches: int, seeds: Sequence[int]
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the batches of a rollout's updates: in each epoch all answers, in another random order.
+
+    Args:
+        batch: Leaves of all answers of the rollout, in numbers divisible by `minibatches`.
+        seeds: Seeds of the orders.
+
+    >>> parts = split_updates({"x": np.arange(4)}, epochs=1, minibatches=2, seeds=[0, 1])
+    >>> sorted(np.concatenate([part["x"] for part in parts]).tolist())
+    [0, 1, 2, 3]
+    """
+    count = len(next(iter(batch.values())))
+    if epochs * minibatches == 1:
+        yield dict(batch)
+        return
+    for epoch in range(epochs):
+        draws = np.random.Generator(np.random.Philox(np.random.SeedSequence([*seeds, epoch])))
+        for rows in np.split(draws.permutation(count), minibatches):
+            yield {name: leaf[rows] for name, leaf in batch.items()}
+
+
+def make_rows(
+    answers: Sequence[Answer],
+    advantages: Float[np.ndarray, " answers"],
+    counted: Bool[np.ndarray, " answers"],
+    length: int,
+) -> dict[str, np.ndarray]:
+    """Return the leaves of a batch, (answers, length).
+
+    The loss mask is 1 where an action is the target. Answers that are not counted have none.
+
+    Args:
+        length: Positions of a row, at least those of each prompt and its answer but one.
+    """
+    rows = {name: np.zeros((len(answers), length), np.int32 if name in ID_LEAVES else np.float32) for name in LEAVES}
+    for row, answer in enumerate(answers):
+        ids = [*answer.prompt, *answer.actions]
+        size, first = len(ids) - 1, len(answer.prompt) - 1
+        rows["tokens"][row, :size], rows["targets"][row, :size] = ids[:-1], ids[1:]
+        rows["segment"][row, :size], rows["position"][row, :size] = 1, np.arange(size)
+        if counted[row]:
+            rows["loss_mask"][row, first:size] = 1.0
+            rows[ADVANTAGE][row, first:size] = advantages[row]
+            rows[BEHAVIOR][row, first:size] = answer.log_probabilities
+    return rows

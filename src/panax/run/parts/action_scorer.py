@@ -1,0 +1,84 @@
+"""Log-probabilities of a rollout's actions by the trainer: before its first update, or by a reference model."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...core import TrainState
+from ...core.errors import RecipeError
+from ...core.task import LOG_PROBABILITIES
+from ...job.heartbeat import heartbeat
+from ...rollouts.rows import AXES, BEHAVIOR, OLD, REFERENCE
+from ...train import CompiledStep
+from ..folder.initial_state import init_state
+from ..opened_data import LogFn
+from ..preparation import PreparedRun, make_program
+from .run_start import RunStart
+
+
+class ActionScorer:
+    """Evaluates the log-probabilities that the task's loss reads beside those of the sampler."""
+
+    def __init__(self, prepared: PreparedRun, say: LogFn):
+        """
+        Raises:
+            RecipeError: The optimizer trains averages of the parameters, beside which they can't be evaluated.
+        """
+        self._prepared, self._say = prepared, say
+        needs, rollouts = prepared.task.rollout_needs, prepared.data.rollouts
+        assert needs is not None and rollouts is not None
+        self._needs, self._settings = needs, rollouts.settings
+        self._reference: Any = None
+        self._step: CompiledStep | None = None
+        if not (needs.old or needs.reference):
+            return
+        step = prepared.step
+        assert isinstance(step, CompiledStep)
+        if step.program.transformation.average is not None:
+            raise RecipeError(
+                f"{type(prepared.experiment.optimizer).__name__} evaluates an average of the parameters, and several updates "
+                f"of a rollout, and a divergence from a reference, need the parameters themselves; choose another optimizer"
+            )
+        # The parameters, where the run's own evaluations take an average of them.
+        experiment = dataclasses.replace(
+            prepared.experiment, step=dataclasses.replace(prepared.experiment.step, ema_decay=None)
+        )
+        rows, length = self._settings.num_answers, self._settings.length
+        task = prepared.task.log_probability_task(rows, length, temperature=needs.temperature)
+        self._step = CompiledStep(make_program(experiment, task), step.placement, AXES)
+
+    def begin(self, state: TrainState, start: RunStart) -> None:
+        """Keep the parameters before the first step, if the loss reads a reference model."""
+        if not self._needs.reference or self._reference is not None:
+            return
+        if start.step == 0:
+            # A step is given its state, with these arrays.
+            self._reference = jax.jit(lambda params: jax.tree.map(lambda leaf: leaf.copy(), params))(state.params)
+            return
+        self._say("the reference model is the one with which the run began")
+        self._reference = init_state(self._prepared, lambda line: None).params
+
+    def add_leaves(self, batch: Mapping[str, np.ndarray], state: TrainState) -> dict[str, np.ndarray]:
+        """Return a batch with the log-probabilities that the loss reads; every process of a job calls it."""
+        leaves = dict(batch)
+        if self._step is None:
+            return leaves
+        heartbeat().report_alive()
+        state = dataclasses.replace(state, averaged=None)
+        held = self._step.held_rows(self._settings.num_answers)
+        plain = batch if held is None else {name: leaf[held.rows] for name, leaf in batch.items()}
+        sent = self._step.put(plain, held)
+        if self._needs.old:
+            leaves[OLD] = self._evaluate(state, sent)
+        if self._needs.reference:
+            leaves[REFERENCE] = self._evaluate(dataclasses.replace(state, params=self._reference), sent)
+        return leaves
+
+    def _evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> np.ndarray:
+        assert self._step is not None
+        measures = self._step.evaluate(state, dict(batch))
+        values = np.asarray(measures["metrics"][LOG_PROBABILITIES].value)
+        return values.astype(batch[BEHAVIOR].dtype)

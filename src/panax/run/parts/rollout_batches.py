@@ -1,0 +1,213 @@
+"""The batches of a run that learns from its own answers: the data yields prompts, and the model answers them."""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ...checkpoint import raise_on_all_processes
+from ...core import Position, TrainState
+from ...core.errors import RecipeError
+from ...data import PrefetchIterator
+from ...generate import GenerationEngine
+from ...generate.engine import CHUNK
+from ...job.agreement import is_process_zero
+from ...job.heartbeat import heartbeat
+from ...rollouts.collector import Collector, Rollout
+from ...rollouts.journal import Journal
+from ...rollouts.prompts import PROMPT
+from ...rollouts.rewards.pool import RewardPool
+from ...rollouts.rows import split_updates
+from ..feed import PREFETCH_BATCHES
+from ..opened_data import LogFn
+from ..preparation import PreparedRun
+from ..reporting.generation import TextModel, check_generates, create_engine
+from ..reporting.report import RunReporter
+from .action_scorer import ActionScorer
+from .run_part import RunProgress
+from .run_start import RunStart
+from .step_batches import StepBatches, check_continues
+
+PROMPT_TOKENS_AT_ONCE = 4096
+"""Number of tokens of prompts that are run together: nobody waits for the next token of an answer."""
+
+SHOWN_ANSWERS = 3
+"""Number of answers that are logged as text with each record."""
+
+
+class PromptBatch(NamedTuple):
+    """Indices of the prompts of a rollout, the position of the source after it, and its number, from 1."""
+
+    prompts: list[int]
+    position: Position
+    number: int
+
+
+class RolloutBatches(StepBatches):
+    """Rollouts, drawn by the parameters that the step begins with, on the run's mesh."""
+
+    def __init__(self, prepared: PreparedRun, report: RunReporter, say: LogFn):
+        super().__init__(prepared)
+        rollouts = prepared.data.rollouts
+        assert rollouts is not None
+        self._report, self._say, self._settings = report, say, rollouts.settings
+        self._scorer = ActionScorer(prepared, say)
+        self._journal = Journal(Path(prepared.folder))
+        self._drawn_by: tuple[Any, Any] | None = None
+        with raise_on_all_processes():
+            rewards, count = rollouts.settings.rewards, rollouts.settings.processes
+            self._pool = RewardPool(rewards, count) if is_process_zero() else None
+        self._collector = Collector(rollouts, self._create_engine, self._pool, say)
+
+    def begin(self, run: RunProgress, start: RunStart) -> None:
+        """Read the rewards of later rollouts from the journal."""
+        self._scorer.begin(run.state, start)
+        if is_process_zero():
+            self._journal.read(run.drawn)
+
+    def open(self, run: RunProgress, skipped: Collection[int]) -> PrefetchIterator[Any]:
+        return PrefetchIterator(self._prompts(run.position, run.drawn, skipped), PREFETCH_BATCHES)
+
+    def _prompts(self, position: Position | None, drawn: int, skipped: Collection[int]) -> Iterator[PromptBatch]:
+        source = self._prepared.data.train
+        for number, (batch, after) in enumerate(source.batches(position), start=drawn + 1):
+            if number not in skipped:
+                yield PromptBatch(batch[PROMPT].tolist(), after, number)
+
+    def make(self, run: RunProgress, item: Any) -> list[dict[str, jax.Array]]:
+        """Draw a rollout, and return the batches of its updates on the devices.
+
+        Raises:
+            DataError: A prompt is too long.
+            TrainingError: A reward failed.
+        """
+        assert isinstance(item, PromptBatch)
+        # The step before is done when its parameters are read; its scalars may end the run.
+        self._report.flush()
+        with self._report.clock.measure("rollout"), self._drawing(run.state, run.state.params):
+            rollout = self._collector.collect(item.number, run.step, item.prompts, self._journal)
+            self._record(run.step + 1, item, rollout)
+            leaves = self._scorer.add_leaves(rollout.batch, run.state)
+        settings, step = self._settings, self._prepared.step
+        updates = split_updates(
+            leaves, epochs=settings.epochs, minibatches=settings.minibatches, seeds=[settings.seed, item.number]
+        )
+        held = step.held_rows(settings.num_answers // settings.minibatches)
+        if held is None:
+            return [step.put(update, owned=True) for update in updates]
+        return [step.put({name: leaf[held.rows] for name, leaf in update.items()}, held) for update in updates]
+
+    def _record(self, number: int, item: PromptBatch, rollout: Rollout) -> None:
+        experiment = self._prepared.experiment
+        texts = {}
+        if number % experiment.log_every == 0 or number == experiment.num_steps:
+            records = self._prepared.data.rollouts.records  # pyright: ignore[reportOptionalMemberAccess]
+            for place, answer in enumerate(rollout.answers[:: self._settings.samples][:SHOWN_ANSWERS]):
+                prompt = records[item.prompts[answer.group]][PROMPT]
+                reward = rollout.rewards[place * self._settings.samples]
+                texts[f"rollout/answer {place}"] = f"{prompt}\n\n{answer.text}\n\nreward {reward:.4g}"
+        self._report.record_rollout(number, rollout.metrics, texts)
+
+    def evaluate(self, state: TrainState, step: int, should_stop: Callable[[], bool]) -> Mapping[str, float] | None:
+        """Answer the held-out prompts greedily; `loss` is minus the mean reward, so that the best checkpoint is the one with
+        the highest.
+
+        Raises:
+            EvaluationStopped: The run is to stop.
+        """
+        source, limit = self._prepared.data.held_out, self._prepared.experiment.evaluate.batches
+        if source is None:
+            return None
+        prompts: list[int] = []
+        for number, (batch, _) in enumerate(source.batches(None)):
+            if limit and number == limit:
+                break
+            # The rows that fill the last batch have no weight.
+            prompts += batch[PROMPT][batch["loss_mask"] > 0].tolist()
+        check_continues(should_stop)
+        with self._drawing(state, state.eval_params):
+            _, metrics = self._collector.evaluate(prompts)
+        if "reward" not in metrics:
+            return {}
+        return {"loss": -metrics["reward"], **metrics}
+
+    @contextlib.contextmanager
+    def _drawing(self, state: TrainState, params: Any) -> Iterator[None]:
+        """Draw by these parameters inside."""
+        self._drawn_by = params, state.model_state
+        try:
+            yield
+        finally:
+            self._drawn_by = None
+
+    def _create_engine(self) -> GenerationEngine:
+        prepared = self._prepared
+        assert self._drawn_by is not None
+        heartbeat().report_alive()
+        model = TextModel(
+            prepared.task,
+            *self._drawn_by,
+            prepared.data.tokenizer,
+            prepared.placement,
+            prepared.experiment.kernels,
+        )
+        settings = self._settings
+        dtype = jnp.dtype(prepared.task.weight_dtype).name
+        prompts = max(1, PROMPT_TOKENS_AT_ONCE // CHUNK)
+        return create_engine(model, rows=settings.rows, length=settings.length, dtype=dtype, prompts=prompts)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+
+def check_draws(prepared: PreparedRun) -> None:
+    """Check that a task can draw the answers of its rollouts, before the first step.
+
+    Raises:
+        RecipeError: The task does not generate, or its settings don't fit the rollouts.
+        DataError: A prompt is too long.
+    """
+    rollouts, needs = prepared.data.rollouts, prepared.task.rollout_needs
+    if rollouts is None:
+        return
+    experiment, settings = prepared.experiment, rollouts.settings
+    if needs is None:
+        raise RecipeError(
+            f"{experiment.name}: data=RolloutData makes rows of answers with advantages, and this task does not learn from them; "
+            f"set task.objective=PolicyGradient()"
+        )
+    if needs.temperature != settings.temperature:
+        raise RecipeError(
+            f"data.temperature={settings.temperature} and task.objective.temperature={needs.temperature} differ; set both to one "
+            f"value: the loss is of the probabilities that answers are drawn with"
+        )
+    if (settings.updates > 1) != needs.old:
+        raise RecipeError(
+            f"data.epochs={settings.epochs} and data.minibatches={settings.minibatches} make {settings.updates} updates of a "
+            f"rollout; set task.objective.several_updates={settings.updates > 1}"
+        )
+    if 0 < needs.max_actions < settings.tokens:
+        raise RecipeError(
+            f"task.objective.max_answer={needs.max_actions} is less than data.tokens={settings.tokens}; set it to that"
+        )
+    if experiment.num_steps % settings.updates:
+        raise RecipeError(
+            f"num_steps={experiment.num_steps} counts updates, of which each rollout has {settings.updates}; set a multiple of it"
+        )
+    check_generates(TextModel(prepared.task, None, None, rollouts.tokenizer))
+    for is_set, setting in (
+        (experiment.comms.local_steps > 1, "comms.local_steps"),
+        (experiment.comms.islands.count > 1, "comms.islands"),
+        (experiment.batch_ramp.parts, "batch_ramp"),
+        (experiment.debug, "debug"),
+    ):
+        if is_set:
+            raise RecipeError(
+                f"{experiment.name}: rollouts are drawn by one set of weights, for batches of one size; remove {setting}"
+            )
+    for index in range(len(rollouts.records)):
+        rollouts.encode(index)

@@ -1,0 +1,106 @@
+"""The batches of a run's steps, and its evaluations: both from the data, as it is."""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from ...core import TrainState
+from ...data import PrefetchIterator
+from ...job.heartbeat import heartbeat
+from ...train import evaluate_sent
+from ..feed import DeviceBatch, prefetch_to_device
+from ..preparation import PreparedRun
+from ..reporting.report import RunReporter
+from .run_part import RunPart, RunProgress
+
+
+class EvaluationStopped(Exception):
+    """Exception that cuts an evaluation short, because the run is to stop."""
+
+
+class StepBatches(RunPart):
+    """The data's batches, sent to the devices ahead of the steps."""
+
+    def __init__(self, prepared: PreparedRun):
+        self._prepared = prepared
+
+    def open(self, run: RunProgress, skipped: Collection[int]) -> PrefetchIterator[Any]:
+        """Read the data from the run's position on.
+
+        Args:
+            skipped: Numbers of batches that are skipped.
+
+        Returns:
+            Items with `position` and `number` as those of a `DeviceBatch`.
+        """
+        source, step = self._prepared.data.train, self._prepared.step
+        return prefetch_to_device(source, step, run.position, num_drawn=run.drawn, skipped=skipped)
+
+    def make(self, run: RunProgress, item: Any) -> list[dict[str, jax.Array]]:
+        """Return the batches of the next steps, on the devices, given an item of the data."""
+        assert isinstance(item, DeviceBatch)
+        return [item.batch]
+
+    def evaluate(self, state: TrainState, step: int, should_stop: Callable[[], bool]) -> Mapping[str, float] | None:
+        """Evaluate a state on the held-out data; None without any, and empty if nothing in it counts.
+
+        Args:
+            step: Steps taken.
+            should_stop: Called before each batch, by every process of the job: returns True if the run is to stop.
+
+        Raises:
+            EvaluationStopped: The run is to stop.
+        """
+        prepared = self._prepared
+        if prepared.data.held_out is None:
+            return None
+        max_batches = prepared.experiment.evaluate.batches or None
+        with contextlib.closing(
+            prefetch_to_device(prepared.data.held_out, prepared.step, max_batches=max_batches, evaluates=True)
+        ) as batches:
+            values = evaluate_sent(prepared.step, state, _followed(batches, should_stop))
+        return prepared.data.add_bits_per_byte(values)
+
+    def close(self) -> None:
+        """Release what the part holds outside of this process."""
+
+
+def _followed(batches: Iterable[DeviceBatch], should_stop: Callable[[], bool]) -> Iterator[dict[str, jax.Array]]:
+    for batch, _, _ in batches:
+        check_continues(should_stop)
+        yield batch
+
+
+def check_continues(should_stop: Callable[[], bool]) -> None:
+    """Report that an evaluation makes progress.
+
+    Raises:
+        EvaluationStopped: The run is to stop.
+    """
+    heartbeat().report_alive()
+    if should_stop():
+        raise EvaluationStopped
+
+
+def evaluate_state(
+    batches: StepBatches,
+    state: TrainState,
+    step: int,
+    report: RunReporter,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Mapping[str, float]:
+    """Evaluate a state, and report it; empty without held-out data, or if the run is to stop meanwhile."""
+    heartbeat().phase("evaluate")
+    try:
+        evaluation = batches.evaluate(state, step, should_stop)
+    except EvaluationStopped:
+        return {}
+    if evaluation is None:
+        return {}
+    if not evaluation:
+        report.record_missing_evaluation(step)
+        return {}
+    report.record_evaluation(step, evaluation)
+    return evaluation
