@@ -38,7 +38,9 @@ OLD_LEAF = "old_log_probability"
 """Leaf with the trainer's log-probability of each action, before the first update of its rollout."""
 
 _AXES = ("batch", "seq")
-_ADVICE = "it is the log-probability of a sampled action, 0 or less: pass the value that the engine, or the trainer, returned"
+_ADVICE = (
+    "it is the log-probability of a sampled action, 0 or less: pass the value that the engine, or the trainer, returned"
+)
 _LOG_PROBABILITY = LeafRange(high=0.0, counted_by=MASK_LEAF, advice=_ADVICE)
 _DEFAULTS = {
     "clip_low": 0.2, "clip_high": 0.2, "two_sided_clip": None, "positive_temperature": 1.0, "negative_temperature": 1.05,
