@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pairs
 import pytest
-import rollouts
+import sampled_answers
 import torch
 
 from panax.core import DataError, RecipeError
@@ -63,7 +63,7 @@ def defined(
     bounded = z if soft_cap is None else soft_cap * torch.tanh(z / soft_cap)
     all_log = torch.log_softmax(bounded / objective.temperature, dim=-1)
     total: Any = 0.0
-    answers = rollouts.find_answers(host)
+    answers = sampled_answers.find_answers(host)
     for row, places in answers:
         leaf = {name: torch.tensor(host[name][row, places], dtype=torch.float64) for name in objective.leaf_axes}
         log = all_log[row, places].gather(-1, torch.tensor(host["targets"][row, places]).long()[:, None])[:, 0]
@@ -85,15 +85,21 @@ def defined(
     return float(loss.detach()), z.grad.numpy()
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+QUICK = ("dapo", "cispo", "gspo", "warm")
+"""Those of the default suite, which cover each kind of ratio, loss, denominator and correction; TRL's test has the others too."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in OBJECTIVES]
+)
 def test_equals_the_definition_of_each_answer(name: str) -> None:
     """With answers of uneven lengths, one of them excluded and one of a single action."""
     objective = OBJECTIVES[name]
-    host = rollouts.batch_for(objective)
-    assert min(len(places) for _, places in rollouts.find_answers(host)) == 1
-    logits, soft_cap = rollouts.draw_logits(host), 0.8 if name == "warm" else None
+    host = sampled_answers.batch_for(objective)
+    assert min(len(places) for _, places in sampled_answers.find_answers(host)) == 1
+    logits, soft_cap = sampled_answers.draw_logits(host), 0.8 if name == "warm" else None
     expected, wanted = defined(objective, host, logits, soft_cap)
-    found, gradient, metrics = rollouts.evaluate(objective, host, logits, soft_cap=soft_cap)
+    found, gradient, metrics = sampled_answers.evaluate(objective, host, logits, soft_cap=soft_cap)
     assert found == pytest.approx(expected, rel=1e-5)
     assert np.linalg.norm(gradient - wanted) <= 1e-5 * np.linalg.norm(wanted)
     metrics["answer_faults"].raise_if_failed("the batch")
@@ -102,12 +108,12 @@ def test_equals_the_definition_of_each_answer(name: str) -> None:
 def test_metrics_are_those_of_each_answer() -> None:
     """And no metric counts the excluded answer."""
     objective = OBJECTIVES["gspo"]
-    host = rollouts.batch_for(objective)
-    logits = rollouts.draw_logits(host)
-    _, _, metrics = rollouts.evaluate(objective, host, logits)
+    host = sampled_answers.batch_for(objective)
+    logits = sampled_answers.draw_logits(host)
+    _, _, metrics = sampled_answers.evaluate(objective, host, logits)
     log = np.asarray(jax.nn.log_softmax(jnp.asarray(logits), axis=-1))
     log = np.take_along_axis(log, host["targets"][..., None], axis=-1)[..., 0]
-    answers = rollouts.find_answers(host)
+    answers = sampled_answers.find_answers(host)
     gaps = [host[OLD_LEAF][row, places] - host[BEHAVIOR_LEAF][row, places] for row, places in answers]
     ratios = np.array([np.exp((log - host[OLD_LEAF])[row, places].mean()) for row, places in answers])
     advantages = np.array([host[ADVANTAGE_LEAF][row, places[0]] for row, places in answers])
@@ -132,12 +138,14 @@ def test_metrics_are_those_of_each_answer() -> None:
 @pytest.mark.parametrize("name", ["dapo", "gspo"])
 def test_behavior_does_not_reach_the_gradient_without_a_correction(name: str) -> None:
     """Bit for bit; with the correction it does."""
-    host = rollouts.batch_for(OBJECTIVES[name])
-    logits = rollouts.draw_logits(host)
+    host = sampled_answers.batch_for(OBJECTIVES[name])
+    logits = sampled_answers.draw_logits(host)
     other = {**host, BEHAVIOR_LEAF: host[BEHAVIOR_LEAF] - 0.5}
     changes: dict[str, Any] = {"correction": "none", "correction_cap": 3.0}
     for objective, equal in ((OBJECTIVES[name], False), (dataclasses.replace(OBJECTIVES[name], **changes), True)):
-        (_, one, metrics), (_, two, others) = (rollouts.evaluate(objective, each, logits) for each in (host, other))
+        (_, one, metrics), (_, two, others) = (
+            sampled_answers.evaluate(objective, each, logits) for each in (host, other)
+        )
         assert np.array_equal(one, two) is equal
         assert float(metrics["gap/token"].value) != float(others["gap/token"].value)
 
@@ -145,20 +153,20 @@ def test_behavior_does_not_reach_the_gradient_without_a_correction(name: str) ->
 def test_an_answer_without_actions_counts_nowhere_and_one_without_signal_counts() -> None:
     """A group without signal adds to denominators alone; a batch of excluded answers has no loss and no gradient."""
     objective = PolicyGradient(loss="grpo")
-    host = rollouts.batch_for(objective)
-    logits = rollouts.draw_logits(host)
-    value, _, metrics = rollouts.evaluate(objective, host, logits)
+    host = sampled_answers.batch_for(objective)
+    logits = sampled_answers.draw_logits(host)
+    value, _, metrics = sampled_answers.evaluate(objective, host, logits)
     answers = float(metrics["answers"].value)
-    assert answers == len(rollouts.find_answers(host)) == 19.0
+    assert answers == len(sampled_answers.find_answers(host)) == 19.0
     assert not host[ADVANTAGE_LEAF][0].any() and host["loss_mask"][0].any()
     masked = {
         **host,
         "loss_mask": np.where(np.arange(pairs.ROWS)[:, None] == 0, 0.0, host["loss_mask"]).astype(np.float32),
     }
-    fewer, _, metrics = rollouts.evaluate(objective, masked, logits)
+    fewer, _, metrics = sampled_answers.evaluate(objective, masked, logits)
     assert fewer * float(metrics["answers"].value) == pytest.approx(value * answers, rel=1e-6)
     assert float(metrics["answers"].value) == answers - 2.0
-    none, gradient, metrics = rollouts.evaluate(
+    none, gradient, metrics = sampled_answers.evaluate(
         objective, {**host, "loss_mask": np.zeros_like(host["loss_mask"])}, logits
     )
     assert none == 0.0 and not gradient.any() and np.isfinite(float(metrics["gap/largest"].value))
@@ -167,17 +175,17 @@ def test_an_answer_without_actions_counts_nowhere_and_one_without_signal_counts(
 
 def test_ratios_beyond_float32_leave_a_finite_gradient() -> None:
     objective = PolicyGradient(several_updates=True, kl_weight=0.1)
-    host = rollouts.batch_for(objective)
+    host = sampled_answers.batch_for(objective)
     host[OLD_LEAF] = np.where(host["loss_mask"] > 0, -200.0, 0.0).astype(np.float32)
     host[ADVANTAGE_LEAF] = np.abs(host[ADVANTAGE_LEAF])
-    value, gradient, _ = rollouts.evaluate(objective, host, rollouts.draw_logits(host))
+    value, gradient, _ = sampled_answers.evaluate(objective, host, sampled_answers.draw_logits(host))
     assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
 def test_broken_answers_are_errors() -> None:
     objective = PolicyGradient(several_updates=True, kl_weight=0.1)
     task = DecoderTask(model=pairs.MODEL, objective=objective)
-    right = rollouts.batch_for(objective)
+    right = sampled_answers.batch_for(objective)
     check_ranges(right, task.leaf_ranges)
     assert {ADVANTAGE_LEAF, BEHAVIOR_LEAF, OLD_LEAF, REFERENCE_LEAF, "segment", "position"} <= task.required_leaves
     assert not {OLD_LEAF, REFERENCE_LEAF} & DecoderTask(model=pairs.MODEL, objective=PolicyGradient()).required_leaves
@@ -193,7 +201,7 @@ def test_broken_answers_are_errors() -> None:
         broken[leaf][row, position] = value
         with pytest.raises(DataError, match=message):
             check_ranges(broken, task.leaf_ranges)
-    segment, logits = right["segment"], rollouts.draw_logits(right)
+    segment, logits = right["segment"], sampled_answers.draw_logits(right)
     for change, message in (
         ({"loss_mask": right["loss_mask"] * 0.5}, "loss_mask of an action is neither 0 nor 1"),
         ({"segment": np.where(segment == 2, 0, segment)}, "an action is outside of all segments"),
@@ -201,7 +209,7 @@ def test_broken_answers_are_errors() -> None:
         ({"segment": np.where(segment == 2, 40, segment)}, "an action is outside of all segments"),
     ):
         batch = {**right, **{name: leaf.astype(right[name].dtype) for name, leaf in change.items()}}
-        _, _, metrics = rollouts.evaluate(objective, batch, logits)
+        _, _, metrics = sampled_answers.evaluate(objective, batch, logits)
         with pytest.raises(DataError, match=message):
             metrics["answer_faults"].raise_if_failed("the batch")
 

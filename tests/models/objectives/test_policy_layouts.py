@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pairs
 import pytest
-import rollouts
+import sampled_answers
 
 from panax.layers.moe.moe_config import MoE
 from panax.mesh import MeshShape, Placement
@@ -41,7 +41,7 @@ LAYOUTS = (
 
 
 def batch_of(name: str) -> dict[str, np.ndarray]:
-    return rollouts.batch_for(TASKS[name].objective)
+    return sampled_answers.batch_for(TASKS[name].objective)
 
 
 def test_trains_like_one_device_where_rows_and_words_are_split() -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pairs
 import pytest
-import rollouts
+import sampled_answers
 import torch
 
 from panax.adapters.huggingface import config_from, load
@@ -55,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def create_trainer(objective: PolicyGradient) -> Any:
     """A trainer that was not set up: it reads these settings, and no more."""
-    from trl import GRPOTrainer
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     trainer: Any = object.__new__(GRPOTrainer)
     device = types.SimpleNamespace(
@@ -70,7 +70,8 @@ def create_trainer(objective: PolicyGradient) -> Any:
         sapo_temperature_pos=objective.positive_temperature, sapo_temperature_neg=objective.negative_temperature,
     )  # fmt: skip
     trainer.__dict__.update(
-        args=args, state=types.SimpleNamespace(global_step=0), accelerator=device, model=types.SimpleNamespace(training=True), loss_type=objective.loss,
+        args=args, state=types.SimpleNamespace(global_step=0), accelerator=device,
+        model=types.SimpleNamespace(training=True), loss_type=objective.loss,
         importance_sampling_level=objective.ratio, beta=objective.kl_weight, epsilon_low=objective.clip_low,
         epsilon_high=objective.clip_high, max_completion_length=objective.max_answer,
         use_vllm=objective.correction != "none", vllm_importance_sampling_correction=objective.correction != "none",
@@ -95,14 +96,14 @@ def weigh_sampling(objective: PolicyGradient, log_weight: torch.Tensor) -> torch
 def collate(
     objective: PolicyGradient, host: dict[str, np.ndarray], current: np.ndarray
 ) -> tuple[dict[str, Any], list[tuple[int, np.ndarray]]]:
-    """The rollout as the trainer's inputs, one answer a row, and where each answer's actions are in the packed rows.
+    """The rollout as the trainer's inputs, one answer a row, and the row and positions of each answer's actions here.
 
     The trainer counts answers without actions, so that the excluded one is left out.
 
     Args:
         current: Log-probabilities before the update.
     """
-    answers = rollouts.find_answers(host)
+    answers = sampled_answers.find_answers(host)
     prompts = [
         host["tokens"][row, places[0] - host["position"][row, places[0]] : places[0] + 1] for row, places in answers
     ]
@@ -137,7 +138,7 @@ def collate(
 
 
 def assert_metrics(trainer: Any, metrics: dict[str, Any]) -> None:
-    """Means over actions, or over answers where a ratio is one of an answer."""
+    """Means over actions, or over answers if ratios are theirs."""
     theirs = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     names = {
         "kl": "kl", "clip_ratio/low_mean": "clipped/low", "clip_ratio/high_mean": "clipped/high",
@@ -152,9 +153,9 @@ def assert_metrics(trainer: Any, metrics: dict[str, Any]) -> None:
 def test_equals_trl(name: str) -> None:
     """By the logits of each action; the trainer's model is these logits."""
     objective = PolicyGradient(**CASES[name])
-    host = rollouts.batch_for(objective)
-    logits = rollouts.draw_logits(host)
-    value, gradient, metrics = rollouts.evaluate(objective, host, logits)
+    host = sampled_answers.batch_for(objective)
+    logits = sampled_answers.draw_logits(host)
+    value, gradient, metrics = sampled_answers.evaluate(objective, host, logits)
     current = np.asarray(jax.nn.log_softmax(jnp.asarray(logits) / objective.temperature, axis=-1))
     current = np.take_along_axis(current, host["targets"][..., None], axis=-1)[..., 0]
     inputs, answers = collate(objective, host, current)
@@ -195,9 +196,10 @@ def test_a_model_learns_as_by_trl(name: str, tmp_path: Path) -> None:
     )  # fmt: skip
     model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="eager").eval()
     model.save_pretrained(tmp_path)
-    task = DecoderTask(model=config_from(tmp_path), objective=objective)
+    own: Any = config_from(tmp_path)
+    task = DecoderTask(model=own, objective=objective)
     params, state = load(tmp_path, task, *jax.eval_shape(task.init, jax.random.key(0)))
-    host = rollouts.batch_for(objective)
+    host = sampled_answers.batch_for(objective)
     batch = {leaf: jnp.asarray(values) for leaf, values in host.items()} | {"row": jnp.arange(pairs.ROWS)}
 
     def loss(params: Any) -> Any:
@@ -211,7 +213,8 @@ def test_a_model_learns_as_by_trl(name: str, tmp_path: Path) -> None:
     expected = trainer._compute_loss(model, inputs)
     expected.backward()
     assert float(value) == pytest.approx(float(expected.detach()), rel=TOLERANCE)
-    wanted = {name: weight.grad.numpy() for name, weight in model.named_parameters()}
+    weights: dict[str, Any] = dict(model.named_parameters())
+    wanted = {name: weight.grad.numpy() for name, weight in weights.items()}
     for leaf, found in named_tensors(gradients, "llama"):
         assert np.linalg.norm(found - wanted[leaf]) <= TOLERANCE * np.linalg.norm(wanted[leaf]), leaf
     assert_metrics(trainer, metrics)

@@ -95,7 +95,7 @@ def clip_ratio(actions: Actions, settings: "PolicyGradient") -> Float[Array, "ba
     """Return the smaller of the gains with and without a clipped ratio, negated: PPO (arXiv:1707.06347), equation 7.
 
     The upper clip may differ from the lower one: DAPO (arXiv:2503.14476), section 3.1. `two_sided_clip` bounds the ratio
-    of actions with negative advantage, which is unbounded otherwise: INTELLECT-2 (arXiv:2505.07291), section 3.4.
+    of actions with negative advantage, which is unbounded otherwise: INTELLECT-2 (arXiv:2505.07291).
     """
     clipped = jnp.clip(actions.ratio, 1.0 - settings.clip_low, 1.0 + settings.clip_high)
     ratio = actions.ratio if settings.two_sided_clip is None else jnp.minimum(actions.ratio, settings.two_sided_clip)
@@ -104,15 +104,15 @@ def clip_ratio(actions: Actions, settings: "PolicyGradient") -> Float[Array, "ba
 
 def weight_log_probability(actions: Actions, settings: "PolicyGradient") -> Float[Array, "batch seq"]:
     """Return the log-probability times the advantage, weighted by the ratio as a constant of at most `clip_high`, negated, so
-    that actions with a clipped ratio have a gradient too: CISPO (arXiv:2506.13585), equation 4, with an upper bound only
-    as in ScaleRL (arXiv:2510.13786).
+    that actions with a clipped ratio have a gradient too: CISPO (arXiv:2506.13585), with an upper bound only, as in ScaleRL
+    (arXiv:2510.13786).
     """
     weight = jax.lax.stop_gradient(jnp.minimum(actions.ratio, settings.clip_high))
     return -weight * actions.advantage * actions.log_probability
 
 
 def gate_ratio(actions: Actions, settings: "PolicyGradient") -> Float[Array, "batch seq"]:
-    """Return the advantage times a soft gate of the ratio, negated: SAPO (arXiv:2511.20347), equations 5 and 6."""
+    """Return the advantage times a soft gate of the ratio, negated: SAPO (arXiv:2511.20347)."""
     temperature = jnp.where(actions.advantage > 0.0, settings.positive_temperature, settings.negative_temperature)
     return -(sigmoid(temperature * (actions.ratio - 1.0)) * 4.0 / temperature) * actions.advantage
 

@@ -9,7 +9,7 @@ import pairs
 
 from panax.core.measures import total_loss
 from panax.kernels import CrossEntropySettings
-from panax.models import PolicyGradient
+from panax.models import DecoderObjective, PolicyGradient
 from panax.models.objectives.objective import VocabularyHead
 from panax.models.objectives.policy_gradient import ADVANTAGE_LEAF, BEHAVIOR_LEAF, OLD_LEAF
 from panax.models.objectives.preference import REFERENCE_LEAF
@@ -41,7 +41,7 @@ def batch(*leaves: str, seed: int = 0, length: int = pairs.LENGTH) -> dict[str, 
     return {name: leaf for name, leaf in made.items() if name not in others}
 
 
-def batch_for(objective: PolicyGradient, **settings: Any) -> dict[str, np.ndarray]:
+def batch_for(objective: DecoderObjective, **settings: Any) -> dict[str, np.ndarray]:
     """Rows with the leaves that an objective reads."""
     return batch(*objective.leaf_axes, **settings)
 
