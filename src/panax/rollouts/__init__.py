@@ -7,16 +7,23 @@ from ..core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from .advantages import AnswerAdvantages, compute_advantages
+    from .rewards.json_answer import json_answer
     from .rewards.pool import RewardPool
     from .rewards.reward import Reward, Verdict
+    from .rewards.stock import matches, number_equals, text_equals
 
 __getattr__ = lazy_getattr(
     __name__,
     {
         "advantages": ("AnswerAdvantages", "compute_advantages"),
+        "rewards.json_answer": ("json_answer",),
         "rewards.pool": ("RewardPool",),
         "rewards.reward": ("Reward", "Verdict"),
+        "rewards.stock": ("matches", "number_equals", "text_equals"),
     },
 )
 
-__all__ = ["AnswerAdvantages", "Reward", "RewardPool", "Verdict", "compute_advantages"]
+__all__ = [
+    "AnswerAdvantages", "Reward", "RewardPool", "Verdict", "compute_advantages", "json_answer", "matches", "number_equals",
+    "text_equals",
+]  # fmt: skip
