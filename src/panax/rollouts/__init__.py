@@ -8,8 +8,10 @@ from ..core.lazy import lazy_getattr
 if TYPE_CHECKING:
     from .advantages import AnswerAdvantages, compute_advantages
     from .prompts import PromptFiles
+    from .rewards.json_answer import json_answer
     from .rewards.pool import RewardPool
     from .rewards.reward import Reward, Verdict
+    from .rewards.stock import matches, number_equals, text_equals
     from .rollout_data import RolloutData
 
 __getattr__ = lazy_getattr(
@@ -17,10 +19,15 @@ __getattr__ = lazy_getattr(
     {
         "advantages": ("AnswerAdvantages", "compute_advantages"),
         "prompts": ("PromptFiles",),
+        "rewards.json_answer": ("json_answer",),
         "rewards.pool": ("RewardPool",),
         "rewards.reward": ("Reward", "Verdict"),
+        "rewards.stock": ("matches", "number_equals", "text_equals"),
         "rollout_data": ("RolloutData",),
     },
 )
 
-__all__ = ["AnswerAdvantages", "PromptFiles", "Reward", "RewardPool", "RolloutData", "Verdict", "compute_advantages"]
+__all__ = [
+    "AnswerAdvantages", "PromptFiles", "Reward", "RewardPool", "RolloutData", "Verdict", "compute_advantages", "json_answer",
+    "matches", "number_equals", "text_equals",
+]  # fmt: skip

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from ...core.errors import describe_type
+from ...core.errors import PanaxError, describe_type
 from ...system import json_reader
 from ...system.children import end_with_parent
 from .reward import split_location
@@ -147,6 +147,8 @@ def _describe_import_error(where: str, error: BaseException) -> str:
     """Return a message with the last lines of the traceback."""
     if isinstance(error, InvalidFunctionError):
         return str(error)
+    if isinstance(error, PanaxError):
+        return f"{where} can't be imported: {error}"
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()[-_IMPORT_LINES:]
     return f"{where} can't be imported:\n" + "\n".join(f"  {line[:200]}" for line in lines)
 
