@@ -25,12 +25,12 @@ OTHERS = {
 }
 
 
-def build(name):
+def build(name, **settings):
     task = DecoderTask(model=(CONFIGS | OTHERS)[name])
     params, state = drawn(task.init)
     # Larger than they are drawn, so that layers are heard above the token's own embedding.
     params = jax.tree.map(lambda leaf: leaf * 3.0 if leaf.ndim > 2 else leaf, params)
-    return params, GenerationEngine(task.incremental_model(params, state), rows=ROWS, chunk=CHUNK)
+    return params, GenerationEngine(task.incremental_model(params, state), rows=ROWS, chunk=CHUNK, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,15 @@ def check_independence(engine):
     reverse = [completion.tokens for completion in engine.generate(requests()[::-1])][::-1]
     assert together == alone and reverse == alone
     assert [len(tokens) for tokens in alone] == [request.sampling.tokens for request in requests()]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts"), [("windows", 2), *(pytest.param(name, 3, marks=pytest.mark.full) for name in CONFIGS | OTHERS)]
+)
+def test_several_prompts_at_once_change_no_answer(name, prompts):
+    params, engine = build(name, prompts=prompts)
+    check_independence(engine)
+    check_log_probabilities(params, engine)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -171,6 +180,8 @@ def test_a_stop_token_ends_an_answer_and_is_not_in_it(models):
     *_, last = engine.stream([GenerationRequest(prompt(4), Sampling(tokens=12, seed=5, stop_ids=(whole.ids[6],)))])
     assert last.token is None and last.completion is not None
     assert stopped.ids == whole.ids[:cut] and (stopped.finish, whole.finish) == ("stop", "length")
+    # It was drawn all the same, and so it is an action.
+    assert stopped.actions == whole.tokens[: cut + 1] and whole.end is None and whole.actions == whole.tokens
 
 
 def test_requests_are_read_when_a_row_is_free(models):

@@ -61,10 +61,10 @@ def place(task, params, shape):
     return dataclasses.replace(placement, rules=placement.rules.fit(sizes, placement.sizes)).for_generation()
 
 
-def create(task, params, state, placement, dtype="float32"):
+def create(task, params, state, placement, dtype="float32", **settings):
     arrays = jax.tree.map(np.asarray, (params, state))
     model = place_model(task, *arrays, dtype, placement)
-    return GenerationEngine(model, rows=3, chunk=8, placement=placement)
+    return GenerationEngine(model, **{"rows": 3, "chunk": 8, "placement": placement, **settings})
 
 
 def check(name, shape):
@@ -100,6 +100,17 @@ def test_other_layers_generate_the_same_on_a_mesh(name, index):
 @pytest.mark.parametrize(("name", "index"), [each for each in ALL if each not in FIRST + SECOND])
 def test_every_mesh_generates_what_one_device_does(name, index):
     check(name, MESHES[index])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "index"), [("experts", 7), ("windows", 4), ("mamba", 5)])
+def test_a_mesh_runs_several_prompts_at_once(name, index):
+    task, params, state = build(name)
+    one = GenerationEngine(task.incremental_model(params, state), rows=3, chunk=8)
+    several = create(task, params, state, place(task, params, MESHES[index]), rows=8, prompts=2)
+    asked = [*requests(), *requests()]
+    expected, found = ([each.ids for each in engine.generate(asked)] for engine in (one, several))
+    assert found == expected
 
 
 @pytest.mark.full

@@ -16,6 +16,10 @@ from .rows import EngineRow, PendingAnswer
 from .sampling import Sampling
 
 
+_NO_SAMPLING = Sampling(temperature=0.0)
+"""Settings of rows without an answer."""
+
+
 def stack_chunks(
     answers: Sequence[PendingAnswer | None], rows: Sequence[int], chunk: int, vocab_size: int
 ) -> PromptChunk:
@@ -89,7 +93,7 @@ def _guess(answer: PendingAnswer, drafts: int) -> list[int]:
 
 def stack_settings(answers: Sequence[PendingAnswer | None], constraints: ConstraintCompiler) -> RowSettings:
     """Return the settings of rows; those of rows without an answer have no effect."""
-    sampling = [Sampling(temperature=0.0) if each is None else each.request.sampling for each in answers]
+    sampling = [_NO_SAMPLING if each is None else each.request.sampling for each in answers]
 
     def column(name: str, dtype: Any) -> Any:
         return _host([getattr(each, name) for each in sampling], dtype)

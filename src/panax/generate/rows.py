@@ -83,12 +83,13 @@ def choose_rows(
         The row, the row that holds the longest common beginning (it may be the same one), and its length, 0 without
         any; None if no row is free, or the prompt waits.
     """
-    free = [index for index, row in enumerate(rows) if row.answer is None]
+    free = {index for index, row in enumerate(rows) if row.answer is None}
     if not free:
         return None
     size = len(rows) // groups
     with_free = {index // size for index in free}
     begin = prompt[: len(prompt) - 1]
+    shares = shares and len(begin) >= chunk
     lengths = [common_prefix(row.prefix, begin) // chunk * chunk if shares else 0 for row in rows]
     source = max(
         (index for index in range(len(rows)) if index // size in with_free),

@@ -156,7 +156,7 @@ class RolloutBatches(StepBatches):
         )
         settings = self._settings
         dtype = jnp.dtype(prepared.task.weight_dtype).name
-        prompts = max(1, PROMPT_TOKENS_AT_ONCE // CHUNK)
+        prompts = max(1, PROMPT_TOKENS_AT_ONCE // min(CHUNK, settings.length))
         return create_engine(model, rows=settings.rows, length=settings.length, dtype=dtype, prompts=prompts)
 
     def close(self) -> None:

@@ -1,0 +1,34 @@
+"""Reward functions, which processes import from this file."""
+
+import random
+import time
+from pathlib import Path
+
+
+def share_of_letters(answer, record):
+    return sum(each in "abcdefghijklmnopqrstuvwxyz" for each in answer) / max(1, len(answer))
+
+
+def any_number(answer, record):
+    return random.random()
+
+
+def hangs_once(answer, record):
+    """The first call for a prompt marked so never ends."""
+    mark = Path(record["mark"])
+    if record["prompt"] == "b" and not mark.exists():
+        mark.touch()
+        time.sleep(60)
+    return float("a" in answer)
+
+
+def fails_on_b(answer, record):
+    if record["prompt"] == "b":
+        raise ValueError("no b here")
+    return float("a" in answer)
+
+
+def counts_calls(answer, record):
+    with open(record["mark"], "a") as file:
+        file.write("x")
+    return float(len(answer) % 3)
