@@ -7,6 +7,7 @@ from ..core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from .advantages import AnswerAdvantages, compute_advantages
+    from .environments.reasoning_gym_prompts import ReasoningGym
     from .rewards.json_answer import json_answer
     from .rewards.pool import RewardPool
     from .rewards.reward import Reward, Verdict
@@ -16,6 +17,7 @@ __getattr__ = lazy_getattr(
     __name__,
     {
         "advantages": ("AnswerAdvantages", "compute_advantages"),
+        "environments.reasoning_gym_prompts": ("ReasoningGym",),
         "rewards.json_answer": ("json_answer",),
         "rewards.pool": ("RewardPool",),
         "rewards.reward": ("Reward", "Verdict"),
@@ -24,6 +26,6 @@ __getattr__ = lazy_getattr(
 )
 
 __all__ = [
-    "AnswerAdvantages", "Reward", "RewardPool", "Verdict", "compute_advantages", "json_answer", "matches", "number_equals",
-    "text_equals",
+    "AnswerAdvantages", "ReasoningGym", "Reward", "RewardPool", "Verdict", "compute_advantages", "json_answer", "matches",
+    "number_equals", "text_equals",
 ]  # fmt: skip
