@@ -8,6 +8,7 @@ from ..core.lazy import lazy_getattr
 if TYPE_CHECKING:
     from .advantages import AnswerAdvantages, compute_advantages
     from .prompts import PromptFiles
+    from .environments.reasoning_gym_prompts import ReasoningGym
     from .rewards.json_answer import json_answer
     from .rewards.pool import RewardPool
     from .rewards.reward import Reward, Verdict
@@ -19,6 +20,7 @@ __getattr__ = lazy_getattr(
     {
         "advantages": ("AnswerAdvantages", "compute_advantages"),
         "prompts": ("PromptFiles",),
+        "environments.reasoning_gym_prompts": ("ReasoningGym",),
         "rewards.json_answer": ("json_answer",),
         "rewards.pool": ("RewardPool",),
         "rewards.reward": ("Reward", "Verdict"),
@@ -28,6 +30,6 @@ __getattr__ = lazy_getattr(
 )
 
 __all__ = [
-    "AnswerAdvantages", "PromptFiles", "Reward", "RewardPool", "RolloutData", "Verdict", "compute_advantages", "json_answer",
-    "matches", "number_equals", "text_equals",
+    "AnswerAdvantages", "PromptFiles", "ReasoningGym", "Reward", "RewardPool", "RolloutData", "Verdict", "compute_advantages",
+    "json_answer", "matches", "number_equals", "text_equals",
 ]  # fmt: skip

@@ -161,7 +161,8 @@ class Collector:
         if self._pool is None or not places:
             return [[] for _ in places]
         records = self._rollouts.records
-        return self._pool.score([(answers[place].text, records[indices[place]]) for place in places])
+        rated = [(answers[place].text, records[indices[place]]) for place in places]
+        return self._pool.score(rated, stop_at_failure=self._settings.failed_rewards == "stop")
 
     def _combine(
         self, verdicts: Sequence[Sequence[Verdict]], indices: Sequence[int], answers: Sequence[Answer]

@@ -14,6 +14,7 @@ from ..data.files.cache import cache_directory
 from ..generate import Sampling
 from ..generate.prompts import encode_conversation
 from .advantages import Baseline, Scale, check_advantage_settings
+from .environments.reasoning_gym_prompts import ReasoningGym
 from .prompts import PROMPT, PromptFiles, Record
 from .rewards.reward import Reward
 from .rows import ID_LEAVES, rollout_axes
@@ -52,7 +53,7 @@ class RolloutData(Validated):
         max_bad_records: Maximum number of records that are no prompts, and skipped.
     """
 
-    prompts: PromptFiles
+    prompts: PromptFiles | ReasoningGym
     rewards: tuple[Reward, ...]
     tokenizer: PretrainedTokenizer
     batch_size: int = 32

@@ -144,6 +144,18 @@ def test_ctrl_c_reaches_the_parent_alone_and_the_pool_can_be_used_again():
         assert parent.wait(20) == 0
 
 
+def test_a_function_that_always_fails_ends_the_scoring_at_once_by_choice():
+    with RewardPool(rewards(sick_rewards.length, sick_rewards.misbehave, seconds=0.3), 2) as pool:
+        begin = time.monotonic()
+        verdicts = pool.score([("bool", {})] + [("hangs", {})] * 100, stop_at_failure=True)
+        assert time.monotonic() - begin < 10
+        assert len(verdicts) == 101 and verdicts[0] == [Verdict(4.0), Verdict(1.0)]
+        errors = [verdict.error for row in verdicts for verdict in row if verdict.error]
+        assert "gave no result within 0.3 seconds" in errors[0]
+        assert 190 < sum("was not called, since another call failed" in error for error in errors) < 200
+        assert pool.score([("bool", {})] * 3, stop_at_failure=True) == [[Verdict(4.0), Verdict(1.0)]] * 3
+
+
 def test_threads_take_turns():
     with RewardPool(rewards(sick_rewards.length), 2) as pool:
         results: dict[int, list[list[Verdict]]] = {}

@@ -72,11 +72,15 @@ class RewardPool:
     def closed(self) -> bool:
         return not self._end.alive
 
-    def score(self, answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[list[Verdict]]:
+    def score(
+        self, answers: Sequence[tuple[str, Mapping[str, Any]]], *, stop_at_failure: bool = False
+    ) -> list[list[Verdict]]:
         """Rate answers with every reward; the order of the verdicts does not depend on which process is faster.
 
         Args:
             answers: Texts, each with the record of its prompt.
+            stop_at_failure: True to begin no further call once a function has failed, for instance if it hangs for
+                every answer. The first error in the result is that of a function that was called.
 
         Returns:
             For each answer, one verdict for each reward.
@@ -87,7 +91,7 @@ class RewardPool:
         with self._lock:
             if self.closed:
                 raise TrainingError("the pool of reward functions is closed; create another")
-            scoring = _Scoring(self.rewards, answers)
+            scoring = _Scoring(self.rewards, answers, stop_at_failure)
             threads = [
                 threading.Thread(target=scoring.work, args=(process,), daemon=True)
                 for process in self._processes[: len(scoring.verdicts) * len(self.rewards)]
@@ -136,12 +140,15 @@ class _Scoring:
         verdicts: For each answer, one verdict for each reward.
     """
 
-    def __init__(self, rewards: Sequence[Reward], answers: Sequence[tuple[str, Mapping[str, Any]]]):
+    def __init__(
+        self, rewards: Sequence[Reward], answers: Sequence[tuple[str, Mapping[str, Any]]], stop_at_failure: bool
+    ):
         self.verdicts: list[list[Verdict | None]] = [[None] * len(rewards) for _ in answers]
         self._rewards, self._answers = rewards, answers
         self._next = self._calls()
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._stop_at_failure, self._has_failed = stop_at_failure, False
         self._error: BaseException | None = None
 
     def work(self, process: RewardProcess) -> None:
@@ -168,11 +175,20 @@ class _Scoring:
         """
         if self._error is not None:
             raise self._error
-        return [[verdict for verdict in row if verdict is not None] for row in self.verdicts]
+        return [
+            [
+                Verdict(None, f"reward {reward.name} was not called, since another call failed")
+                if verdict is None
+                else verdict
+                for reward, verdict in zip(self._rewards, row)
+            ]
+            for row in self.verdicts
+        ]
 
     def _take(self) -> tuple[int, int, str | ValueError] | None:
         with self._lock:
-            return None if self._stop.is_set() else next(self._next, None)
+            is_over = self._stop.is_set() or (self._has_failed and self._stop_at_failure)
+            return None if is_over else next(self._next, None)
 
     def _calls(self) -> Iterator[tuple[int, int, str | ValueError]]:
         for index, (answer, record) in enumerate(self._answers):
@@ -191,6 +207,7 @@ class _Scoring:
                 raise CallError(str(content))
             return Verdict(process.call(number, content, reward.seconds, self._stop.is_set))
         except CallError as error:
+            self._has_failed = True
             return Verdict(None, f"reward {reward.name} {error}")
 
 

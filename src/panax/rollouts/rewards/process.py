@@ -190,6 +190,8 @@ def _environment() -> dict[str, str]:
         **os.environ,
         **threads,
         "JAX_PLATFORMS": "cpu",
+        # Sets have the same order in each process, and after a restart.
+        "PYTHONHASHSEED": "0",
         "PYTHONPATH": os.pathsep.join(folders),
         WORKER_VARIABLE: "1",
     }

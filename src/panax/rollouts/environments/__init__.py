@@ -1,0 +1,1 @@
+"""Prompts and rewards of other libraries' environments."""
