@@ -11,6 +11,7 @@ from drawing import blank, drawn
 from test_engine_on_meshes import place
 
 from panax.core import RecipeError
+from panax.core.measures import total_loss
 from panax.core.task import LOG_PROBABILITIES
 from panax.generate import GenerationEngine, GenerationRequest, Sampling
 from panax.generate.shards import place_model
@@ -18,7 +19,7 @@ from panax.kernels import Kernels, use_kernels
 from panax.kernels.cpu.native import OWN, unavailable_reason
 from panax.layers import Latent, MoE
 from panax.mesh import MeshShape, Placement
-from panax.models import DecoderConfig, DecoderTask, DeltaNetConfig, HybridConfig
+from panax.models import DecoderConfig, DecoderTask, DeltaNetConfig, HybridConfig, PolicyGradient
 from panax.train.mesh_execution import GradientInputs, GradientRule, compute_mesh_gradients
 
 LACKING = unavailable_reason(OWN, "float32") or unavailable_reason(OWN, "bfloat16")
@@ -119,6 +120,50 @@ def check(config, dtype, shape=None, lengths=LENGTHS, length=192):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_packed_row_has_the_bits_of_generation(dtype):
     check(CONFIGS["windows"], dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature", "dtype"),
+    [
+        ("plain", 1.0, "bfloat16"),
+        pytest.param("caps", 0.7, "float32", marks=pytest.mark.full),
+        pytest.param("experts", 1.3, "bfloat16", marks=pytest.mark.full),
+    ],
+)
+def test_a_rollout_has_no_gap_at_any_temperature(name, temperature, dtype):
+    """Between the sampler's distribution and the forward pass of a policy gradient; a change of the parameters makes one."""
+    task, params, state, _, model = create(CONFIGS[name], dtype, None)
+    engine = GenerationEngine(model, rows=4, chunk=16, length=640, kernels=EXACT)
+    rng = np.random.default_rng(0)
+    asked = [
+        GenerationRequest(
+            tuple(rng.integers(0, 200, size).tolist()), Sampling(tokens=tokens, seed=size, temperature=temperature)
+        )
+        for size, tokens in LENGTHS
+    ]
+    answers = engine.generate(asked)
+    documents = [request.prompt + answer.ids for request, answer in zip(asked, answers, strict=True)]
+    batch, places = pack(documents, [[0, 1, 2], [3, 4]], 192)
+    behavior, mask = np.zeros((2, 2, 192), np.float32)
+    for number, (row, at) in places.items():
+        first = at + len(asked[number].prompt) - 1
+        drawn_with = [token.sampling_log_probability for token in answers[number].tokens]
+        behavior[row, first : first + len(drawn_with)], mask[row, first : first + len(drawn_with)] = drawn_with, 1.0
+    batch |= {"loss_mask": mask, "behavior_log_probability": behavior, "advantage": mask}
+    task = dataclasses.replace(task, objective=PolicyGradient(temperature=temperature))
+
+    @jax.jit
+    def gap_of(params, batch):
+        def loss(params):
+            result = task.loss(params, state, batch, jax.random.key(0), True)
+            return total_loss(result.losses), result.metrics["gap/largest"].value
+
+        with use_kernels(EXACT.names):
+            return jax.grad(loss, has_aux=True)(params)[1]
+
+    batch = {leaf: jnp.asarray(values) for leaf, values in batch.items()}
+    assert float(gap_of(params, batch)) == 0.0
+    assert float(gap_of(jax.tree.map(lambda leaf: leaf * 1.01, params), batch)) > 0.0
 
 
 def in_turn(cases):

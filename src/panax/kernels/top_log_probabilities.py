@@ -27,6 +27,7 @@ from panax.core.params.scopes import nan_for
 from panax.kernels.attention.mask import MASKED
 from panax.kernels.cross_entropy import ChunkLogits, CrossEntropySettings, choose_chunk_tokens, chunk_logits
 from panax.kernels.precision import accumulation_dtype
+from panax.kernels.row_functions import named_logsumexp
 from panax.kernels.varying_axes import vary_alike, vary_like
 
 
@@ -175,7 +176,9 @@ class _Chunk(NamedTuple):
         if settings.temperature != 1.0:
             scaled = plain.logits / settings.temperature
             highest = plain.highest / settings.temperature
-            logsumexp = highest + jnp.log(plain.total_of(jnp.exp(scaled - highest[:, None]).sum(axis=-1)))
+            exact = named_logsumexp(scaled, plain.vocab_size) if axis is None else None
+            total = plain.total_of(jnp.exp(scaled - highest[:, None]).sum(axis=-1))
+            logsumexp = highest + jnp.log(total) if exact is None else exact
         count = _add_at(vary_like(jnp.zeros(scaled.shape, jnp.int32), scaled), local, jnp.ones_like(local))
         is_listed = count > 0
         real = ~is_listed if plain.real is None else ~is_listed & plain.real
