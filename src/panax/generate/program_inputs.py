@@ -15,7 +15,6 @@ from .requests import GeneratedToken
 from .rows import EngineRow, PendingAnswer
 from .sampling import Sampling
 
-
 _NO_SAMPLING = Sampling(temperature=0.0)
 """Settings of rows without an answer."""
 

@@ -7,8 +7,8 @@ from ..core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from .advantages import AnswerAdvantages, compute_advantages
-    from .prompts import PromptFiles
     from .environments.reasoning_gym_prompts import ReasoningGym
+    from .prompts import PromptFiles
     from .rewards.json_answer import json_answer
     from .rewards.pool import RewardPool
     from .rewards.reward import Reward, Verdict

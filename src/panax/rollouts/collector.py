@@ -184,15 +184,15 @@ class Collector:
         if failures:
             place, error = failures[0]
             prompt = self._rollouts.records[indices[place]][PROMPT]
-            message = (
-                f"{len(failures)} of {len(verdicts)} answers have no reward; the first: {error}. Prompt: {str(prompt)[:200]!r}; "
-                f"answer: {answers[place].text[:200]!r}"
-            )
+            what = f"{error}. Prompt: {str(prompt)[:200]!r}; answer: {answers[place].text[:200]!r}"
             if self._settings.failed_rewards == "stop":
                 raise TrainingError(
-                    f'{message}. Mend the reward function, or set data.failed_rewards="exclude" to leave such answers out'
+                    f'an answer has no reward: {what}. Mend the reward function, or set data.failed_rewards="exclude" to leave such '
+                    f"answers out"
                 )
-            self._say(f"warning: {message}. They are left out of the loss")
+            self._say(
+                f"warning: {len(failures)} of {len(verdicts)} answers have no reward, and are left out of the loss; the first: {what}"
+            )
         return values, counted
 
     def _penalty(self, answer: Answer) -> float:

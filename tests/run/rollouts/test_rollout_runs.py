@@ -167,16 +167,17 @@ def test_meshes_draw_and_learn_alike(files, tmp_path, shape, devices):
 def test_failed_rewards_end_the_run_or_are_left_out(files, tmp_path):
     data = {"held_out": 0.0, "batch_size": 16}
     experiment = letters(files, "fails_on_b", data=data, directory=str(tmp_path), num_steps=2)
-    with pytest.raises(TrainingError, match=r"4 of 64 answers have no reward.*no b here.*Prompt: 'b'; answer"):
+    with pytest.raises(TrainingError, match=r"an answer has no reward: .*no b here.*Prompt: 'b'; answer"):
         run(experiment)
     # A failure that is mended is asked for again; the others are in the journal.
     (entry,) = journal(tmp_path)
-    assert sum(None in values for values in entry.rewards) == 4
+    known = {place: values for place, values in enumerate(entry.rewards) if None not in values}
+    assert 0 < len(known) <= 60
     mended = letters(files, "any_number", data=data, directory=str(tmp_path), num_steps=2)
     run(mended)
-    (entry, later) = journal(tmp_path)[1:]
-    kept = [values for values in journal(tmp_path)[0].rewards if None not in values]
-    assert (entry.number, later.number) == (1, 2) and sum(values in kept for values in entry.rewards) == 60
+    again, later = journal(tmp_path)[1:]
+    assert (again.number, later.number) == (1, 2) and not any(None in values for values in again.rewards)
+    assert all(again.rewards[place] == values for place, values in known.items())
     said = []
     excluding = dataclasses.replace(experiment.data, failed_rewards="exclude")
     run(dataclasses.replace(experiment, data=excluding, directory=str(tmp_path / "two")), say=said.append)
