@@ -26,7 +26,7 @@ from .policy_losses import (
     correct_sampling,
     estimate_divergence,
 )
-from .preference import REFERENCE_LEAF, REFERENCE_RANGE
+from .preference import REFERENCE_LEAF
 from .segment_totals import expand_sums, find_slots, sum_segments
 
 ADVANTAGE_LEAF = "advantage"
@@ -40,7 +40,7 @@ OLD_LEAF = "old_log_probability"
 
 _AXES = ("batch", "seq")
 _ADVICE = (
-    "it is the log-probability of a sampled action, 0 or less: pass the value that the engine, or the trainer, returned"
+    "it is the log-probability of a sampled action, 0 or less: pass the value that the engine, or a model, returned"
 )
 _LOG_PROBABILITY = LeafRange(high=0.0, counted_by=MASK_LEAF, advice=_ADVICE)
 _DEFAULTS = {
@@ -164,7 +164,7 @@ class PolicyGradient(Validated, DecoderObjective):
         if self.several_updates:
             ranges[OLD_LEAF] = _LOG_PROBABILITY
         if self.kl_weight:
-            ranges[REFERENCE_LEAF] = REFERENCE_RANGE
+            ranges[REFERENCE_LEAF] = _LOG_PROBABILITY
         return ranges
 
     @property
