@@ -8,7 +8,7 @@ from panax.rollouts import PromptFiles, Reward, RolloutData
 from panax.run import EvaluateConfig, Experiment
 
 from .sft_arithmetic import sft_arithmetic
-from .sums import is_right, sums_folder, sums_tokenizer
+from .sums import is_right, right_digits, sums_folder, sums_tokenizer
 
 
 def grpo_arithmetic() -> Experiment:
@@ -28,7 +28,7 @@ def grpo_arithmetic() -> Experiment:
         task=dataclasses.replace(begun.task, objective=PolicyGradient()),
         data=RolloutData(
             prompts=PromptFiles(paths=(str(folder / "prompts.jsonl"),)),
-            rewards=(Reward(function=is_right),),
+            rewards=(Reward(function=is_right), Reward(function=right_digits, weight=0.5)),
             tokenizer=sums_tokenizer(),
             batch_size=32,
             samples=8,

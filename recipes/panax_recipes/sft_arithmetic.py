@@ -28,7 +28,7 @@ def sft_arithmetic() -> Experiment:
             packing=False,
             batch_size=64,
         ),
-        optimizer=AdamW(schedule=Schedule(peak=3e-3, warmup_steps=20)),
+        optimizer=AdamW(schedule=Schedule(peak=3e-3, warmup_steps=20, decay="constant")),
         num_steps=200,
         evaluate=EvaluateConfig(every=100),
         questions=QuestionConfig(files=(str(folder / "questions.jsonl"),), tokens=5, rows=64),

@@ -187,11 +187,12 @@ class Collector:
             what = f"{error}. Prompt: {str(prompt)[:200]!r}; answer: {answers[place].text[:200]!r}"
             if self._settings.failed_rewards == "stop":
                 raise TrainingError(
-                    f'an answer has no reward: {what}. Mend the reward function, or set data.failed_rewards="exclude" to leave such '
-                    f"answers out"
+                    f"an answer has no reward: {what}. Mend the reward function, or leave such answers out with "
+                    f'data.failed_rewards="exclude"'
                 )
             self._say(
-                f"warning: {len(failures)} of {len(verdicts)} answers have no reward, and are left out of the loss; the first: {what}"
+                f"warning: {len(failures)} of {len(verdicts)} answers have no reward, and are left out of the loss; the first: "
+                f"{what}"
             )
         return values, counted
 

@@ -1,6 +1,7 @@
 """`RolloutData`: an experiment's data, if the model makes it itself: prompts, rewards, and how answers are drawn."""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 
 from ..core import Task
 from ..core.errors import DataError, RecipeError
+from ..core.sanitize import make_printable
 from ..core.validation import Validated
 from ..data import ExampleSource, PretrainedTokenizer, Tokenizer, split_by_hash
 from ..data.files.cache import cache_directory
@@ -169,6 +171,25 @@ class OpenedRollouts:
     records: Any
     train: ExampleSource
     held_out: ExampleSource | None
+
+    def describe(self, prompts: Sequence[int], count: int) -> Iterator[str]:
+        """Yield lines about the prompts, and about the first `count` of a rollout.
+
+        Args:
+            prompts: Indices of the rollout's prompts.
+        """
+        held_out = 0 if self.held_out is None else self.held_out.examples.num_examples
+        settings = self.settings
+        yield (
+            f"{self.train.examples.num_examples:,} prompts, {held_out:,} more are held out; a rollout is {settings.samples} "
+            f"answers of at most {settings.tokens:,} tokens to each of {settings.batch_size:,} prompts"
+        )
+        for index in prompts[:count]:
+            prompt = make_printable(str(self.records[index][PROMPT]))
+            yield f"\n{len(self.encode(index)):,} tokens: {prompt}"
+            for name, value in self.records[index].items():
+                if name != PROMPT:
+                    yield f"  {name}: {make_printable(str(value))[:200]}"
 
     def encode(self, index: int) -> tuple[int, ...]:
         """Return the tokens of a prompt.

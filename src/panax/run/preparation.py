@@ -246,6 +246,23 @@ def batch_shapes(experiment: Experiment, source: Source) -> dict[str, Any]:
     return {name: jax.ShapeDtypeStruct(np.shape(leaf), np.asarray(leaf).dtype) for name, leaf in first.items()}
 
 
+def first_batch(prepared: PreparedRun) -> dict[str, Any]:
+    """Return a batch of a run's steps, to trace them: the first one, or its shapes if these are known without data."""
+    data = prepared.experiment.data
+    if isinstance(data, TextData | RolloutData):
+        return batch_shapes(prepared.experiment, prepared.data.train)
+    return dict(next(iter(prepared.data.train.batches())).batch)
+
+
+def refuse_rollouts(experiment: Experiment, function: str) -> None:
+    """Raise a RecipeError if an experiment learns from rollouts, which `function` can't draw."""
+    if isinstance(experiment.data, RolloutData):
+        raise RecipeError(
+            f"{function} takes steps on batches of data, and {experiment.name} draws its own by the model that learns from them; "
+            f"compare whole runs instead (panax sweep)"
+        )
+
+
 def scale_learning_rate(experiment: Experiment, shapes: Callable[[], Mapping[str, Any]], say: LogFn) -> Experiment:
     """Apply the learning-rate rule for the batch size to an experiment, and report the result.
 

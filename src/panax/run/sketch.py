@@ -22,7 +22,7 @@ from ..train.precision import with_compute_dtype
 from .auto_mesh import LogFn, resolve_auto_mesh
 from .blank_data import find_missing_data
 from .experiment import Experiment
-from .preparation import make_program, prepare, scale_learning_rate
+from .preparation import first_batch, make_program, prepare, scale_learning_rate
 from .tools.slow_axes import resolve_slow_axes
 
 
@@ -69,7 +69,7 @@ def sketch_step(
         if (blank := find_missing_data(experiment)) is not None:
             experiment = blank.fill(experiment)
         prepared = prepare(experiment, say, devices)
-        return Sketch(experiment, prepared.task, prepared.step, lambda: dict(next(prepared.data.train.batches()).batch))
+        return Sketch(experiment, prepared.task, prepared.step, lambda: first_batch(prepared))
     try:
         task = experiment.task.adapt_to_data(DataFacts(None, data.sequence_length))
     except RecipeError:

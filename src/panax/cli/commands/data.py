@@ -10,6 +10,7 @@ from ...data.loading.class_agreement import find_class_names
 from ...data.loading.preview import MARKS, STYLE_MARKS, format_batch, grey_out
 from ...data.text.token_source import PackedSource
 from ...metrics.console import plain_console, wrap_line
+from ...rollouts.prompts import PROMPT
 from ...run.preparation import open_data
 from ..overrides import experiment_from
 from ..parser import Parser
@@ -26,6 +27,10 @@ def data(arguments: Sequence[str]) -> int:
     console = plain_console()
     opened = open_data(experiment, lambda line: console.print(Text(wrap_line(line), style="dim")))
     batch, _ = next(iter(opened.train.batches()))
+    if opened.rollouts is not None:
+        for line in opened.rollouts.describe(batch[PROMPT].tolist(), options.rows):
+            console.print(line)
+        return 0
     if isinstance(opened.train, PackedSource):
         rows = opened.train.rows.num_rows
         print(f"{rows:,} rows in an epoch, {rows / opened.train.batch_size:,.1f} batches; the first one:")

@@ -26,7 +26,6 @@ from ...plan import (
     parse_target,
     plan_step,
     target_devices,
-    text_batch,
     walk_step,
 )
 from ...plan.report import plan_lines, rare_lines, walk_lines
@@ -44,7 +43,7 @@ from ...plan.walk.walk import walk_agreement, walk_renewal
 from ...run import Experiment
 from ...run.blank_data import find_missing_data
 from ...run.folder.description import serialize_config
-from ...run.preparation import prepare
+from ...run.preparation import first_batch, prepare
 from ...run.sketch import sketch_step
 from ...run.tools.reference import needs_reference
 from ...system.terminal_text import format_bytes
@@ -161,13 +160,8 @@ def _attached(experiment: Experiment, say: LogFn) -> Subject:
             return _sketch_subject(experiment, None, jax.devices(), say)
         experiment = blank.fill(experiment)
     prepared = prepare(experiment, say)
-    source = prepared.data.train
-    data = experiment.data
-
-    def batch() -> dict[str, Any]:
-        return text_batch(data) if isinstance(data, TextData) else dict(next(source.batches()).batch)
-
-    return Subject(experiment, prepared.task, prepared.step, batch, prepared.data.facts.sequence_length)
+    length = prepared.data.facts.sequence_length
+    return Subject(experiment, prepared.task, prepared.step, lambda: first_batch(prepared), length)
 
 
 def _sketch_subject(experiment: Experiment, target: Hardware | None, devices: list[Any], say: LogFn) -> Subject:

@@ -23,7 +23,7 @@ from ...train.compiled_step import CompiledStep
 from ..entry import check_experiment
 from ..experiment import Experiment
 from ..opened_data import LogFn
-from ..preparation import make_program
+from ..preparation import make_program, refuse_rollouts
 from ..sketch import Sketch, sketch_step
 
 MAX_MEMORY_SHARE = 0.9
@@ -105,6 +105,7 @@ def find_batch(
         RecipeError: The memory is not a number above 0, or the experiment has `debug` set.
     """
     check_experiment(experiment, "find_batch")
+    refuse_rollouts(experiment, "find_batch")
     if memory_gib is not None and not (math.isfinite(memory_gib) and memory_gib > 0):
         raise RecipeError(
             f"memory_gib={memory_gib}; expected the memory of a device in GiB, above 0, as in --memory-gib 80"

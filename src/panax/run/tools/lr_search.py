@@ -23,7 +23,7 @@ from ..entry import check_experiment
 from ..experiment import Experiment
 from ..feed import prefetch_to_device
 from ..opened_data import LogFn
-from ..preparation import PreparedRun, prepare
+from ..preparation import PreparedRun, prepare, refuse_rollouts
 from .lr_curve import RATE_DIVISOR, RateSearch
 from .lr_page import write_page
 
@@ -100,6 +100,7 @@ def find_lr(
         DataError: The data ends too soon, or the page can't be written.
     """
     check_experiment(experiment, "find_lr")
+    refuse_rollouts(experiment, "find_lr")
     rates = RateRange(lowest=lowest, highest=highest, steps=steps, smoothing=smoothing)
     check_single_process("find_lr")
     usual = experiment.optimizer
