@@ -32,3 +32,9 @@ def counts_calls(answer, record):
     with open(record["mark"], "a") as file:
         file.write("x")
     return float(len(answer) % 3)
+
+
+def slow_share(answer, record):
+    """Takes its time, so that a run is often killed while it waits for rewards."""
+    time.sleep(0.01)
+    return share_of_letters(answer, record)

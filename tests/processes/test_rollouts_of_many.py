@@ -1,0 +1,41 @@
+"""Rollouts in a job of two processes: all draw, the first one asks for rewards, and a resumed job is the same."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import rollouts_worker
+from launching import run_job
+
+from panax.rollouts.journal import JOURNAL_FILE, JournalEntry
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "run" / "rollouts"))
+
+from letters import write_files
+
+pytestmark = pytest.mark.slow
+
+
+def test_two_processes_learn_from_the_same_rewards_and_resume_exactly(tmp_path):
+    write_files(tmp_path)
+    folder = tmp_path / "run"
+
+    def run():
+        arguments = [str(folder), str(tmp_path / "cache")]
+        first, last = run_job(tmp_path / "job", rollouts_worker.__file__, arguments, processes=2, devices=2)
+        assert first["weights"] == last["weights"] and first["step"] == last["step"] == 4
+        assert first["evaluation"]["loss"] == last["evaluation"]["loss"]
+        return first
+
+    undisturbed = run()
+    entries = [JournalEntry.from_json(line) for line in (folder / JOURNAL_FILE).read_text().splitlines()]
+    assert [entry.number for entry in entries] == [1, 2, 3, 4]
+    # Random numbers: what was not read from the journal would be others.
+    for step in (3, 4):
+        shutil.rmtree(folder / "checkpoints" / f"step_{step:08d}")
+    shutil.rmtree(tmp_path / "job")
+    resumed = run()
+    assert resumed["weights"] == undisturbed["weights"]
+    assert not any("different now" in line for line in resumed["said"])
+    assert len((folder / JOURNAL_FILE).read_text().splitlines()) == 4
