@@ -46,7 +46,7 @@ class DataFacts(NamedTuple):
 
 
 class RolloutNeeds(NamedTuple):
-    """What a loss reads of rollouts.
+    """Requirements of a loss that learns from rollouts.
 
     Attributes:
         temperature: Divisor of the logits in the loss, and so of the draws.
@@ -405,7 +405,7 @@ class Task(abc.ABC):
 
     @property
     def rollout_needs(self) -> RolloutNeeds | None:
-        """Return what the task's loss reads of rollouts; None for a task that does not learn from them."""
+        """Return the requirements of a task that learns from rollouts; None for other tasks."""
         return None
 
     def log_probability_task(self, rows: int, length: int, *, temperature: float = 1.0) -> "Task":

@@ -197,7 +197,7 @@ class Collector:
         return values, counted
 
     def _penalty(self, answer: Answer) -> float:
-        """Return what is subtracted for the length of an answer."""
+        """Return the penalty for the length of an answer, which its reward loses."""
         overlong, tokens = self._settings.overlong, self._settings.tokens
         return max(0.0, (len(answer.actions) - tokens + overlong) / overlong) if overlong else 0.0
 

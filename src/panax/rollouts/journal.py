@@ -57,7 +57,7 @@ class JournalEntry:
         """Read the output of `to_json`.
 
         Raises:
-            ValueError: The line is none.
+            ValueError: The line has another form.
         """
         fields = json_reader.parse_as(dict, line)
         try:
@@ -70,7 +70,7 @@ class JournalEntry:
                 {int(index): str(error) for index, error in fields["errors"].items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"it is no rollout: {error!r}") from error
+            raise ValueError(f"it does not describe a rollout: {error!r}") from error
         if not len(entry.prompts) == len(entry.digests) == len(entry.rewards):
             raise ValueError("it has other numbers of prompts, digests and rewards")
         return entry
@@ -95,7 +95,7 @@ class Journal:
         """Read the entries of rollouts after this one; an incomplete last line is left out.
 
         Raises:
-            DataError: A line is no entry.
+            DataError: A line does not describe a rollout.
         """
         self._later = {}
         if not self._path.exists():

@@ -92,7 +92,7 @@ class PromptFiles(Validated):
 
 
 def _describe_fault(record: Record) -> str | None:
-    """Return why a record is no prompt; None for a prompt."""
+    """Return why a record lacks a prompt; None if it has one."""
     prompt = record.get(PROMPT)
     if isinstance(prompt, str) and prompt:
         return None

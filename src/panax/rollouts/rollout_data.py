@@ -42,8 +42,8 @@ class RolloutData(Validated):
             last (DAPO, arXiv:2503.14476, equation 13); 0 for no penalty.
         stop_ids: Tokens at which an answer ends, beside those of the tokenizer.
         chat: Render prompts as conversations by the tokenizer's chat template; conversations are, whatever it is.
-        baseline: What an answer's reward is compared with; see `compute_advantages`.
-        scale: What the difference is divided by; see `compute_advantages`.
+        baseline: Rewards with which that of an answer is compared; see `compute_advantages`.
+        scale: Divisor of the difference; see `compute_advantages`.
         epochs: Number of times that a rollout's answers are learned from.
         minibatches: Number of updates in each of these; `num_steps` counts updates. With more than one update in all, the
             task's objective needs `several_updates=True`.

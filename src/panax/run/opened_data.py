@@ -24,7 +24,7 @@ class OpenedData:
         unigram_entropy: Nats per held-out token of a model of token frequencies alone: the value that a loss
             must fall below.
         bytes_per_target: Bytes of text for each held-out token; None if the data is not text.
-        rollouts: What the model makes its batches of, if it does; the sources then yield prompts.
+        rollouts: Prompts and settings, if the model makes its batches itself; the sources then yield prompts.
     """
 
     train: Source

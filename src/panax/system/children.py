@@ -198,6 +198,16 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
+def stop_group(leader: int) -> None:
+    """Suspend a process that leads a group, and all processes of the group, so that none of them starts another; nothing
+    happens if they have ended.
+
+    The caller has not waited for the leader yet, as for `kill_group`.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGSTOP)
+
+
 def end_process(
     process: "subprocess.Popen[Any]", patience: float, *, grace: float | None = None, group: bool = False
 ) -> int:

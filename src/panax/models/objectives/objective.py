@@ -95,7 +95,7 @@ class DecoderObjective(abc.ABC):
 
     @property
     def rollout_needs(self) -> RolloutNeeds | None:
-        """Return what the objective reads of rollouts; None if it does not learn from them."""
+        """Return the requirements of an objective that learns from rollouts; None for others."""
         return None
 
     @property

@@ -16,7 +16,7 @@ import psutil
 
 from ...core.errors import TrainingError
 from ...system import json_reader
-from ...system.children import PipedProcess
+from ...system.children import PipedProcess, stop_group
 
 MAX_DESCENDANTS = 256
 """Maximum number of processes that run at once under one that calls functions."""
@@ -147,8 +147,7 @@ class RewardProcess:
         while not process.has_ended and time.monotonic() < last:
             time.sleep(0.005)
         # Nothing of the group starts other processes from now on.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGSTOP)
+        stop_group(process.pid)
         _kill_outside(process.pid)
         return process.end(0.0)
 

@@ -64,7 +64,7 @@ class StepBatches(RunPart):
         return prepared.data.add_bits_per_byte(values)
 
     def close(self) -> None:
-        """Release what the part holds outside of this process."""
+        """Release resources outside of this process, such as other processes."""
 
 
 def _followed(batches: Iterable[DeviceBatch], should_stop: Callable[[], bool]) -> Iterator[dict[str, jax.Array]]:
