@@ -25,7 +25,9 @@ def main() -> None:
     said: list[str] = []
     result = fit(letters(Path(folder).parent, "any_number", directory=folder, **settings), say=said.append)
     weights = fingerprint_weights(result.state.params)
-    print(json.dumps({"step": result.step, "weights": weights, "evaluation": result.evaluation, "said": said}), flush=True)
+    print(
+        json.dumps({"step": result.step, "weights": weights, "evaluation": result.evaluation, "said": said}), flush=True
+    )
 
 
 if __name__ == "__main__":
