@@ -61,6 +61,7 @@ class GenerationEngine:
         kernels: Kernels | None = None,
         drafts: int = 0,
         prompts: int = 1,
+        compiles: bool = True,
     ):
         """Reserve the caches, and compile the programs.
 
@@ -79,6 +80,8 @@ class GenerationEngine:
                 once; those that are also drawn are kept. The tokens are the same, and a step takes longer.
             prompts: Number of prompts of which a chunk is run in each round, of each group. More end a batch of many
                 requests earlier, and delay the next tokens of the answers in progress.
+            compiles: False if an engine with the same settings was created before in this process: its programs are not run
+                on an empty row to compile them.
 
         Raises:
             RecipeError: A setting is out of range, or a layer of the model can't be run incrementally.
@@ -109,7 +112,8 @@ class GenerationEngine:
         self._waiting: collections.deque[PendingAnswer] = collections.deque()
         self._next_number = self._next_order = 0
         self._constraints = ConstraintCompiler(tokenizer, model.vocab_size)
-        self._compile()
+        if compiles:
+            self._compile()
 
     @property
     def limit(self) -> int:

@@ -57,6 +57,7 @@ class RolloutBatches(StepBatches):
         self._scorer = ActionScorer(prepared, say)
         self._journal = Journal(Path(prepared.folder))
         self._drawn_by: tuple[Any, Any] | None = None
+        self._is_compiled = False
         with raise_on_all_processes():
             rewards, count = rollouts.settings.rewards, rollouts.settings.processes
             self._pool = RewardPool(rewards, count) if is_process_zero() else None
@@ -157,7 +158,10 @@ class RolloutBatches(StepBatches):
         settings = self._settings
         dtype = jnp.dtype(prepared.task.weight_dtype).name
         prompts = max(1, PROMPT_TOKENS_AT_ONCE // min(CHUNK, settings.length))
-        return create_engine(model, rows=settings.rows, length=settings.length, dtype=dtype, prompts=prompts)
+        compiles, self._is_compiled = not self._is_compiled, True
+        return create_engine(
+            model, rows=settings.rows, length=settings.length, dtype=dtype, prompts=prompts, compiles=compiles
+        )
 
     def close(self) -> None:
         if self._pool is not None:

@@ -67,6 +67,7 @@ def create_engine(
     dtype: str | None = None,
     drafts: int = 0,
     prompts: int = 1,
+    compiles: bool = True,
 ) -> GenerationEngine:
     """Create an engine that generates with a model, on its mesh.
 
@@ -74,7 +75,7 @@ def create_engine(
     generates on one device.
 
     Args:
-        rows, length, drafts, prompts: See `GenerationEngine`.
+        rows, length, drafts, prompts, compiles: See `GenerationEngine`.
         at_least: In place of `length`: a row has this many positions, rounded up so that prompts of similar length
             share programs, unless the model is for fewer.
         dtype: Dtype of activations and caches; by default float32, and with `exact_policy` that of training.
@@ -106,6 +107,7 @@ def create_engine(
         kernels=kernels,
         drafts=drafts,
         prompts=prompts,
+        compiles=compiles,
     )
 
 
