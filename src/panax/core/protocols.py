@@ -93,6 +93,11 @@ class IncrementalModel(abc.ABC):
         return False
 
     @property
+    def records_experts(self) -> bool:
+        """True if caches hold the experts that each position used, for `read_experts`."""
+        return False
+
+    @property
     def axes(self) -> Any:
         """Logical axes of each array of the model, a tuple in place of each; None if each device of a mesh has all of it."""
         return None
@@ -126,6 +131,11 @@ class IncrementalModel(abc.ABC):
             count: Number of new positions of each row; tokens after these are ignored, and their hidden states have
                 no meaning.
         """
+
+    def read_experts(self, cache: Any) -> 'Int[Array, "rows length layer active"]':
+        """Return the experts that each position of a cache used, of each mixture layer, if `records_experts`; those of positions
+        that were not run have no meaning."""
+        raise NotImplementedError(f"{type(self).__name__} records no experts")
 
     @abc.abstractmethod
     def logits(self, hidden: 'Float[Array, "*rows width"]') -> 'Float[Array, "*rows vocab"]':

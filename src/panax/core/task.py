@@ -54,12 +54,14 @@ class RolloutNeeds(NamedTuple):
             allows several.
         reference: True if it reads log-probabilities by the parameters before the first step.
         max_actions: Number of actions of an answer that the loss assumes; 0 for any.
+        experts: Numbers of mixture layers and of experts per token, if it reads the experts that answers were drawn with.
     """
 
     temperature: float = 1.0
     old: bool = False
     reference: bool = False
     max_actions: int = 0
+    experts: tuple[int, int] | None = None
 
 
 class Evaluation(NamedTuple):
@@ -407,6 +409,14 @@ class Task(abc.ABC):
     def rollout_needs(self) -> RolloutNeeds | None:
         """Return the requirements of a task that learns from rollouts; None for other tasks."""
         return None
+
+    def check_rollouts(self) -> None:
+        """Check that the model draws answers as it is trained on them, for tasks with `rollout_needs`.
+
+        Raises:
+            RecipeError: It can't.
+        """
+        return
 
     def log_probability_task(self, rows: int, length: int, *, temperature: float = 1.0) -> "Task":
         """Return this task with each target's log-probability as the metric `LOG_PROBABILITIES` of evaluations, of shape

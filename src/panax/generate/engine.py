@@ -8,6 +8,7 @@ With several processes, each of them creates the engine and makes the same calls
 """
 
 import collections
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 import jax
@@ -27,6 +28,7 @@ from .programs import (
     EngineState,
     copy_row,
     empty_state,
+    read_row_experts,
     run_decode_step,
     run_draft_step,
     run_prompt_chunk,
@@ -270,6 +272,14 @@ class GenerationEngine:
         sources[group], targets[group] = source % self._group_rows, target % self._group_rows
         self._state = copy_row(self._model, self._state, sources, targets, self._compiled_for)
 
+    def _read_experts(self, row: EngineRow) -> np.ndarray:
+        """Return the experts of each position of a row, (length, layer, active)."""
+        assert self._state is not None
+        index = next(place for place, each in enumerate(self._rows) if each is row)
+        group, rows = index // self._group_rows, np.zeros(self._groups, np.int32)
+        rows[group] = index % self._group_rows
+        return jax.device_get(read_row_experts(self._model, self._state, rows, self._compiled_for))[group]
+
     def _split_rows(self) -> list[range]:
         """Return the indices of each group's rows."""
         size = self._group_rows
@@ -395,6 +405,10 @@ class GenerationEngine:
             answer.constraint.error if answer.constraint is not None and finish == "error" else "",
             None if is_in_answer else token,
         )
+        if self._model.records_experts:
+            # The last token was drawn, but not run.
+            size = len(answer.request.prompt) + len(completion.actions) - 1
+            completion = dataclasses.replace(completion, experts=self._read_experts(row)[:size])
         return StreamEvent(answer.number, answer.sample, token if is_in_answer else None, text, completion)
 
     def _empty_state(self) -> EngineState:
@@ -412,4 +426,6 @@ class GenerationEngine:
         self._run_rows()
         if self._model.shares_prefixes and self._group_rows > 1:
             self._copy_row(0, 1)
+        if self._model.records_experts:
+            self._read_experts(self._rows[0])
         self._rows = [EngineRow() for _ in self._rows]

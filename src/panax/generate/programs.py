@@ -268,6 +268,21 @@ def copy_row(
     return map_rows(copy, compiled_for, (states, rows, rows), states)(state, source, target)
 
 
+@functools.partial(jax.jit, static_argnums=3)
+def read_row_experts(
+    model: IncrementalModel, state: EngineState, row: Int[Array, " groups"], compiled_for: ProgramSettings
+) -> Int[Array, "groups length layer active"]:
+    """Return the experts that each position of one row of each group used, for a model that records them."""
+
+    def read(state: EngineState, row: jax.Array) -> jax.Array:
+        cache = jax.tree.map(lambda leaf: _row_of(leaf, row[0]), state.cache)
+        return gather_rows(model.read_experts(cache))
+
+    placement = compiled_for.placement
+    arguments = _state_specs(model, placement), row_spec(placement)
+    return map_rows(read, compiled_for, arguments, PartitionSpec())(state, row)
+
+
 def _state_specs(model: IncrementalModel, placement: Placement | None) -> EngineState:
     return EngineState(cache_specs(placement, model), row_spec(placement))  # pyright: ignore[reportArgumentType]
 

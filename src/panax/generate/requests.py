@@ -3,6 +3,9 @@
 import dataclasses
 from typing import Literal
 
+import numpy as np
+from jaxtyping import Int
+
 from .sampling import Sampling
 
 FinishReason = Literal["end", "stop", "length", "error"]
@@ -62,6 +65,8 @@ class Completion:
         reused: Number of prompt positions that were copied from another request with the same beginning.
         error: The reason of `finish` "error": no token continues the answer under its constraint, or the constraint
             is too complex there. `tokens` and `text` are as far as it came.
+        experts: The experts that each token used but the last one, those of the prompt too, (position, mixture layer, active);
+            None if the model does not record them.
     """
 
     number: int
@@ -73,6 +78,7 @@ class Completion:
     reused: int = 0
     error: str = ""
     end: GeneratedToken | None = None
+    experts: Int[np.ndarray, "position layer active"] | None = dataclasses.field(default=None, compare=False)
 
     @property
     def actions(self) -> tuple[GeneratedToken, ...]:

@@ -15,7 +15,8 @@ from .attention.latent_attention import LatentAttention
 from .block import Block, Context, Positions
 from .feed_forward import FeedForward
 from .moe.moe import MixtureOfExperts
-from .moe.routing import RouterTerms, Tokens
+from .moe.recorded_cache import RecordedCache, split_cache
+from .moe.routing import RouterState, RouterTerms, Tokens
 from .norm import Norm
 
 
@@ -42,12 +43,12 @@ class TransformerBlock(Block):
     multiplier: float = eqx.field(static=True, default=1.0)
 
     def __call__(
-        self, x: Float[Array, "batch residual embed"], context: Context, state: Float[Array, " router"] | None = None
+        self, x: Float[Array, "batch residual embed"], context: Context, state: RouterState | None = None
     ) -> tuple[Float[Array, "batch residual embed"], RouterTerms | None]:
         """Run the layer; the report is the router's terms if the feed-forward is a mixture of experts.
 
         Args:
-            state: The selection bias of the experts, if the mixture has one.
+            state: What a mixture reads beside its input, if it has anything.
         """
         with scope("attention"):
             normed = _normalized(self.attention_norm, x)
@@ -82,14 +83,15 @@ class TransformerBlock(Block):
         context: Context,
         cache: Any,
         start: Int[Array, " batch"],
-        state: Float[Array, " router"] | None = None,
+        state: RouterState | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], Any]:
         attention: Any = self.attention  # Either kind, as is its cache.
+        record, cache = split_cache(cache)
         normed = _normalized(self.attention_norm, x)
         branch, cache = attention.extend(normed, context.position, cache, start)
         attended = self._add(x, branch, self.attention_post_norm, context, 0)
         x = self._feed_forward_input(x, normed, attended)
-        branch, _ = apply_feed_forward(self.feed_forward, x, context, state)
+        branch, cache = extend_feed_forward(self.feed_forward, x, context, state, (record, cache), start)
         return self._add(attended, branch, self.feed_forward_post_norm, context, 1), cache
 
     def _feed_forward_input(self, x: jax.Array, normed: jax.Array, attended: jax.Array) -> jax.Array:
@@ -115,13 +117,42 @@ def _normalized(norm: Norm | None, x: jax.Array) -> jax.Array:
 
 
 def apply_feed_forward(
-    feed_forward: FeedForward | MixtureOfExperts, x: jax.Array, context: Context, bias: jax.Array | None
+    feed_forward: FeedForward | MixtureOfExperts, x: jax.Array, context: Context, state: RouterState | None
 ) -> tuple[jax.Array, RouterTerms | None]:
     """Run a layer's feed-forward, dense or mixture of experts."""
     if isinstance(feed_forward, FeedForward):
         return feed_forward(x), None
+    return feed_forward(x, _router_inputs(context, state))
+
+
+def extend_feed_forward(
+    feed_forward: FeedForward | MixtureOfExperts,
+    x: jax.Array,
+    context: Context,
+    state: RouterState | None,
+    cache: tuple[RecordedCache | None, Any],
+    start: jax.Array,
+) -> tuple[jax.Array, Any]:
+    """Run a layer's feed-forward on each row's next positions, and record the experts that it used if the cache does.
+
+    Args:
+        cache: What `split_cache` returned, with the rest of the layer's cache after these positions.
+        start: Index of each row's first new position.
+
+    Returns:
+        The branch, and the layer's whole cache.
+    """
+    record, layer_cache = cache
+    if record is None or isinstance(feed_forward, FeedForward):
+        return apply_feed_forward(feed_forward, x, context, state)[0], layer_cache
+    branch, _, assigned = feed_forward.run_recorded(x, _router_inputs(context, state))
+    return branch, record.write(layer_cache, assigned, start)
+
+
+def _router_inputs(context: Context, state: RouterState | None) -> Tokens:
+    bias, experts = RouterState() if state is None else state
     key = None if context.key is None or not context.train else jax.random.fold_in(context.key, 2)
-    return feed_forward(x, Tokens(context.valid, context.place, context.row, key, bias))
+    return Tokens(context.valid, context.place, context.row, key, bias, experts)
 
 
 def add_residual(x: jax.Array, branch: jax.Array, rate: float, context: Context, place: int) -> jax.Array:

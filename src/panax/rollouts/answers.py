@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import xxhash
+from jaxtyping import Int
 
 from ..generate import Completion
 
@@ -20,6 +21,7 @@ class Answer:
         log_probabilities: Log-probability of each action, under the distribution that it was drawn from.
         text: The answer as the rewards see it, without the token that ended it.
         is_truncated: True if the answer was cut at its maximum length: it has no action that ends it.
+        experts: See `Completion.experts`.
     """
 
     prompt: tuple[int, ...]
@@ -28,6 +30,7 @@ class Answer:
     log_probabilities: tuple[float, ...]
     text: str
     is_truncated: bool
+    experts: Int[np.ndarray, "position layer active"] | None = dataclasses.field(default=None, compare=False)
 
     @classmethod
     def from_completion(cls, prompt: tuple[int, ...], group: int, completion: Completion) -> "Answer":
@@ -40,6 +43,7 @@ class Answer:
             tuple(token.sampling_log_probability for token in drawn),
             completion.text,
             completion.finish == "length",
+            completion.experts,
         )
 
     @property

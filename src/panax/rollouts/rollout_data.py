@@ -19,7 +19,7 @@ from .advantages import Baseline, Scale, check_advantage_settings
 from .environments.reasoning_gym_prompts import ReasoningGym
 from .prompts import PROMPT, PromptFiles, Record
 from .rewards.reward import Reward
-from .rows import ID_LEAVES, rollout_axes
+from .rows import EXPERTS, ID_LEAVES, rollout_axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,8 +133,12 @@ class RolloutData(Validated):
     def batch_shapes(self, task: Task) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shapes of the batch that a step takes."""
         shape = (self.num_answers // self.minibatches, self.length)
+        needs = task.rollout_needs
+        record = () if needs is None or needs.experts is None else needs.experts
         return {
-            name: jax.ShapeDtypeStruct(shape, np.int32 if name in ID_LEAVES else np.float32)
+            name: jax.ShapeDtypeStruct((*shape, *record), np.int32)
+            if name == EXPERTS
+            else jax.ShapeDtypeStruct(shape, np.int32 if name in ID_LEAVES else np.float32)
             for name in rollout_axes(task)
         }
 

@@ -20,6 +20,11 @@ OLD, REFERENCE = "old_log_probability", "reference_log_probability"
 """Leaves with log-probabilities of the actions by the trainer: before the first update of their rollout, and before the
 first step of the run."""
 
+EXPERTS = "experts"
+"""Leaf with the experts that each position was drawn with, of each mixture layer; -1 for positions without a token."""
+
+EXPERTS_AXES: Axes = ("batch", "seq", None, None)
+
 
 def rollout_axes(task: Task) -> dict[str, Axes]:
     """Return the logical axes of the leaves of the batch from which a task learns."""
@@ -27,7 +32,8 @@ def rollout_axes(task: Task) -> dict[str, Axes]:
     further = (
         () if needs is None else [name for name, reads in ((OLD, needs.old), (REFERENCE, needs.reference)) if reads]
     )
-    return {**AXES, **dict.fromkeys(further, ("batch", "seq"))}
+    axes = {**AXES, **dict.fromkeys(further, ("batch", "seq"))}
+    return axes if needs is None or needs.experts is None else {**axes, EXPERTS: EXPERTS_AXES}
 
 
 def split_updates(
@@ -59,7 +65,7 @@ def make_rows(
     counted: Bool[np.ndarray, " answers"],
     length: int,
 ) -> dict[str, np.ndarray]:
-    """Return the leaves of a batch, (answers, length).
+    """Return the leaves of a batch, (answers, length); if experts were recorded, also (answers, length, layer, active).
 
     The loss mask is 1 where an action is the target. Answers that are not counted have none.
 
@@ -76,4 +82,9 @@ def make_rows(
             rows["loss_mask"][row, first:size] = 1.0
             rows[ADVANTAGE][row, first:size] = advantages[row]
             rows[BEHAVIOR][row, first:size] = answer.log_probabilities
+    recorded = [answer.experts for answer in answers if answer.experts is not None]
+    if recorded:
+        rows[EXPERTS] = np.full((len(answers), length, *recorded[0].shape[1:]), -1, np.int32)
+        for row, experts in enumerate(recorded):
+            rows[EXPERTS][row, : len(experts)] = experts
     return rows

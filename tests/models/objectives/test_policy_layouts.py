@@ -33,6 +33,9 @@ OBJECTIVES = {
 TASKS = {
     **{name: DecoderTask(model=pairs.MODEL, objective=objective) for name, objective in OBJECTIVES.items()},
     "experts": DecoderTask(model=EXPERTS, objective=OBJECTIVES["sequence"]),
+    "replay": DecoderTask(
+        model=EXPERTS, objective=PolicyGradient(several_updates=True, temperature=0.7, replay_experts=True)
+    ),
 }
 LAYOUTS = (
     {"fsdp": 2}, {"tensor": 4}, {"context": 4}, {"stage": 2}, {"replica": 2, "fsdp": 2, "tensor": 2}, {"stage": 2, "context": 2},
@@ -41,7 +44,13 @@ LAYOUTS = (
 
 
 def batch_of(name: str) -> dict[str, np.ndarray]:
-    return sampled_answers.batch_for(TASKS[name].objective)
+    batch = sampled_answers.batch_for(TASKS[name].objective)
+    if name == "replay":
+        # Any two of four, where the routers would choose others.
+        draws = np.random.default_rng(5).random((*batch["tokens"].shape, EXPERTS.num_layers, 4))
+        batch["experts"] = np.argsort(draws, axis=-1)[..., :2].astype(np.int32)
+        batch["experts"][batch["segment"] == 0] = -1
+    return batch
 
 
 def test_trains_like_one_device_where_rows_and_words_are_split() -> None:
@@ -57,6 +66,9 @@ def test_trains_like_one_device_where_rows_and_words_are_split() -> None:
         ("token", {"context": 2, "tensor": 2, "fsdp": 2}),
         ("sequence", {"stage": 2, "context": 2}),
         ("experts", {"expert": 2, "context": 2}),
+        ("replay", {"expert": 2, "context": 2}),
+        ("replay", {"tensor": 2, "fsdp": 2}),
+        ("replay", {"stage": 2, "context": 2}),
     ],
 )
 def test_trains_like_one_device(name: str, sizes: dict[str, int]) -> None:

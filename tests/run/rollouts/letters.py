@@ -25,7 +25,7 @@ def write_files(folder):
     tokenizer.save(folder / "tokenizer")
 
 
-def letters(folder, reward="share_of_letters", *, objective=None, data=None, **settings) -> Experiment:
+def letters(folder, reward="share_of_letters", *, objective=None, data=None, model=None, **settings) -> Experiment:
     """Rollouts of four prompts with four answers of up to six tokens each."""
     rollouts = RolloutData(
         prompts=PromptFiles(paths=(str(folder / "prompts.jsonl"),)),
@@ -43,7 +43,10 @@ def letters(folder, reward="share_of_letters", *, objective=None, data=None, **s
         **{
             "name": "letters",
             "task": DecoderTask(
-                model=DecoderConfig(vocab_size=257, max_length=16, embed=32, num_layers=1, heads=2, ffn=64),
+                model=DecoderConfig(
+                    **{"vocab_size": 257, "max_length": 16, "embed": 32, "num_layers": 1, "heads": 2, "ffn": 64}
+                    | (model or {})
+                ),
                 objective=objective or PolicyGradient(),
             ),
             "data": dataclasses.replace(rollouts, **(data or {})),

@@ -10,9 +10,10 @@ from ...core.protocols import AcceptedOrder
 from ..block import Block, Context, Positions
 from ..feed_forward import FeedForward
 from ..moe.moe import MixtureOfExperts
-from ..moe.routing import RouterTerms
+from ..moe.recorded_cache import split_cache
+from ..moe.routing import RouterState, RouterTerms
 from ..norm import Norm
-from ..transformer import add_residual, apply_feed_forward
+from ..transformer import add_residual, apply_feed_forward, extend_feed_forward
 from .delta_net import DeltaNet
 from .state_space import StateSpace
 
@@ -29,12 +30,12 @@ class StateSpaceBlock(Block):
     dropout: float = eqx.field(static=True)
 
     def __call__(
-        self, x: Float[Array, "batch residual embed"], context: Context, state: Float[Array, " router"] | None = None
+        self, x: Float[Array, "batch residual embed"], context: Context, state: RouterState | None = None
     ) -> tuple[Float[Array, "batch residual embed"], RouterTerms | None]:
         """Run the layer; the report is the router's terms if the feed-forward is a mixture of experts.
 
         Args:
-            state: The selection bias of the experts, if the mixture has one.
+            state: What a mixture reads beside its input, if it has anything.
         """
         with scope("mixer"):
             branch = self.mixer(self.mixer_norm(x), context.position, context.segment)
@@ -65,11 +66,18 @@ class StateSpaceBlock(Block):
         context: Context,
         cache: Any,
         start: Int[Array, " batch"],
-        state: Float[Array, " router"] | None = None,
+        state: RouterState | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], Any]:
         mixer: Any = self.mixer  # Either kind, as is its cache.
+        record, cache = split_cache(cache)
         branch, cache = mixer.extend(self.mixer_norm(x), context.position, cache, start, context.valid)
-        return self._fed(add_residual(x, branch, self.dropout, context, 0), context, state)[0], cache
+        x = add_residual(x, branch, self.dropout, context, 0)
+        if self.feed_forward is None or self.feed_forward_norm is None:
+            return x, cache
+        with scope("feed_forward"):
+            normed = self.feed_forward_norm(x)
+            branch, cache = extend_feed_forward(self.feed_forward, normed, context, state, (record, cache), start)
+            return add_residual(x, branch, self.dropout, context, 1), cache
 
     def _fed(self, x: Any, context: Context, state: Any) -> tuple[Any, RouterTerms | None]:
         if self.feed_forward is None or self.feed_forward_norm is None:

@@ -14,7 +14,7 @@ from ...spmd.collectives import all_reduce
 from ..feed_forward import Activation, FeedForward, GateClamp
 from .experts import Experts
 from .moe_config import MoE
-from .routing import Router, RouterTerms, Tokens
+from .routing import Assignments, Router, RouterTerms, Tokens
 
 
 class MixtureOfExperts(Module):
@@ -78,16 +78,23 @@ class MixtureOfExperts(Module):
     def __call__(
         self, x: Float[Array, "batch residual embed"], tokens: Tokens
     ) -> tuple[Float[Array, "batch residual embed"], RouterTerms]:
+        y, terms, _ = self.run_recorded(x, tokens)
+        return y, terms
+
+    def run_recorded(
+        self, x: Float[Array, "batch residual embed"], tokens: Tokens
+    ) -> tuple[Float[Array, "batch residual embed"], RouterTerms, Assignments]:
+        """Run the layer, and also return the experts that it used."""
         assigned, terms = self.router(x, tokens)
         y = self.experts(x, assigned)
         if self.shared is None:
-            return y, terms
+            return y, terms, assigned
         # Independent of the exchange, so the two can overlap.
         shared = self.shared(x)
         if self.w_shared_gate is not None:
             logit = contract("batch residual embed, embed -> batch residual", x, self.w_shared_gate)
             shared = shared * jax.nn.sigmoid(logit.astype(jax.numpy.float32)).astype(x.dtype)[..., None]
-        return y + shared, terms
+        return y + shared, terms, assigned
 
 
 def router_metrics(moe: MoE, terms: RouterTerms, tokens: Float[Array, ""]) -> tuple[Losses, Metrics]:

@@ -5,7 +5,7 @@ Shapes: `residual` = this device's positions of each row; `assignment` = (positi
 
 Sources: Mixtral (arXiv:2401.04088), DeepSeek-V3 (arXiv:2412.19437, section 2.1.2), expert choice
 (arXiv:2202.09368), Switch Transformer (arXiv:2101.03961: capacity, jitter), ST-MoE (arXiv:2202.08906: the
-router's z-loss).
+router's z-loss), rollout routing replay (arXiv:2510.11370).
 """
 
 from typing import NamedTuple
@@ -66,6 +66,19 @@ class RouterTerms(NamedTuple):
     tokens: Float[Array, ""]
 
 
+class RouterState(NamedTuple):
+    """What a mixture layer reads beside the residual stream; with a leading axis of layers for all of them.
+
+    Attributes:
+        bias: Selection bias of the experts, a part of the model state; None without one.
+        experts: Experts to use in place of the best ones: choices that were recorded when tokens were drawn. -1 for a position
+            without a record, which takes its best ones. None for no record at all.
+    """
+
+    bias: Float[Array, "*layer router"] | None = None
+    experts: Int[Array, "*layer batch residual active"] | None = None
+
+
 class Tokens(NamedTuple):
     """Inputs of a router in addition to the features.
 
@@ -75,6 +88,7 @@ class Tokens(NamedTuple):
         row: Index of each row in the global batch.
         key: PRNG key of the layer and step for the jitter; None for no jitter.
         bias: Selection bias of the experts, if they have one.
+        experts: See `RouterState`.
     """
 
     valid: Bool[Array, "batch residual"] | None = None
@@ -82,6 +96,7 @@ class Tokens(NamedTuple):
     row: Int[Array, " batch"] | None = None
     key: Key[Array, ""] | None = None
     bias: Float[Array, " router"] | None = None
+    experts: Int[Array, "batch residual active"] | None = None
 
 
 class Router(Module):
@@ -126,8 +141,11 @@ class Router(Module):
 
 
 def _choose_best_experts(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.Array]:
-    """Choose each token's best experts, and compute their weights."""
+    """Choose each token's best experts, or those of its record, and compute their weights."""
     expert = jax.lax.top_k(jax.lax.stop_gradient(_selection_scores(moe, scores, tokens.bias)), moe.active)[1]
+    if tokens.experts is not None:
+        # The weights below are of the current scores, so that the router has gradients.
+        expert = jnp.where(tokens.experts >= 0, tokens.experts, expert)
     weight = jnp.take_along_axis(scores, expert, axis=-1)
     if moe.normalize_topk:
         weight = weight / (sum_few(weight, -1, keepdims=True) + 1e-20)

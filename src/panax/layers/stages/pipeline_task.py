@@ -102,8 +102,8 @@ def _run(
         # Every virtual stage processes all positions, so only the first one counts them.
         first = (jax.lax.axis_index(AXIS) == 0) & (chunk == 0)
         with use_layout(layout.without_axis(AXIS)):
-            context, layer_state = task.context(batch, key, train), task.layer_state(state)
-            y, reports = layers.run(layer_weights, x, context, chunk, task.remat if train else "none", layer_state)
+            context, of_layers = task.context(batch, key, train), task.layer_inputs(state, batch)
+            y, reports = layers.run(layer_weights, x, context, chunk, task.remat if train else "none", of_layers)
             losses, metrics = task.layer_metrics(reports, jnp.where(first, task.count_tokens(batch), 0.0), train)
         objective = jnp.float32(0.0) if weights is None else scaled_objective(losses, weights)
         return y, objective, (dict(losses), dict(metrics))

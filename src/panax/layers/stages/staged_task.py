@@ -129,6 +129,11 @@ class StagedTask(Task):
         layers."""
         return None
 
+    def layer_inputs(self, state: Any, batch: Batch) -> Any:
+        """Return what the reporting layers read of a (micro-)batch beside the residual stream, each leaf with a leading axis of
+        these layers: by default `layer_state` alone."""
+        return self.layer_state(state)
+
     def count_tokens(self, batch: Batch) -> Float[Array, ""]:
         """Return the weight of losses that layers report: the number of this device's positions, without
         padding.
@@ -185,7 +190,7 @@ class StagedTask(Task):
             return pipeline_task.evaluate_pipeline(self, params, state, batch, key, train)
         context, remat = self.context(batch, key, train), self.remat if train else "none"
         x = self.enter(params, batch, context)
-        x, reports = run_stacks(self.stacks(params), x, context, remat, self.layer_state(state))
+        x, reports = run_stacks(self.stacks(params), x, context, remat, self.layer_inputs(state, batch))
         losses, metrics = self.compute_metrics(params, self.leave(params, x), self.targets(batch), train)
         of_layers, watched = self.layer_metrics(reports, self.count_tokens(batch), train)
         return Evaluation({**losses, **of_layers}, state, {**metrics, **watched})

@@ -19,6 +19,7 @@ from ...core.params.logical import Role, axis_for_role, lookup_axis
 from ...core.protocols import IncrementalModel
 from ...layers import Context
 from ...layers.block import Block
+from ...layers.moe.recorded_cache import RecordedCache
 from ...layers.stack import split_state_by_stack
 from ...spmd import contract
 from ...spmd.weights import is_wrapped_weight
@@ -38,6 +39,7 @@ class IncrementalDecoder(IncrementalModel):
         layers: Each layer with its own arrays.
         states: Each layer's part of the model state; None for layers without any.
         dtype: Dtype of activations and caches.
+        records_experts: True if caches hold the experts that each position used.
     """
 
     outer: Decoder
@@ -45,9 +47,14 @@ class IncrementalDecoder(IncrementalModel):
     layers: tuple[Block, ...]
     states: tuple[Any, ...]
     dtype: str = dataclasses.field(metadata={"static": True})
+    records_experts: bool = dataclasses.field(  # pyright: ignore[reportIncompatibleMethodOverride]
+        default=False, metadata={"static": True}
+    )
 
     @classmethod
-    def create(cls, model: Decoder, state: Mapping[str, Any], dtype: str) -> "IncrementalDecoder":
+    def create(
+        cls, model: Decoder, state: Mapping[str, Any], dtype: str, *, records_experts: bool = False
+    ) -> "IncrementalDecoder":
         """Take a decoder's stacks apart, and cast the matrices to `dtype`, which the layers would do in each step.
 
         Args:
@@ -76,7 +83,8 @@ class IncrementalDecoder(IncrementalModel):
         if not is_wrapped_weight(outer.output_table):
             # Its own table, if there is one, is not kept twice.
             head, outer = outer.output_table.T, dataclasses.replace(outer, head=None)
-        return cls(outer, head, tuple(_cast_matrices(layer, dtype) for layer in layers), tuple(states), dtype)
+        cast = tuple(_cast_matrices(layer, dtype) for layer in layers)
+        return cls(outer, head, cast, tuple(states), dtype, records_experts)
 
     @property
     def vocab_size(self) -> int:
@@ -99,14 +107,31 @@ class IncrementalDecoder(IncrementalModel):
             tuple(logical_axes(layer) for layer in self.layers),
             states,
             self.dtype,
+            self.records_experts,
         )
 
     @property
     def cache_axes(self) -> tuple[Any, ...]:
-        return tuple(layer.cache_axes for layer in self.layers)
+        return tuple(
+            RecordedCache.axes(layer.cache_axes) if self._records(layer) else layer.cache_axes for layer in self.layers
+        )
 
     def empty_cache(self, rows: int, length: int) -> tuple[Any, ...]:
-        return tuple(layer.empty_cache(rows, length, self.dtype) for layer in self.layers)
+        moe = self.outer.config.feed_forward
+        caches = []
+        for layer in self.layers:
+            cache = layer.empty_cache(rows, length, self.dtype)
+            if moe is not None and self._records(layer):
+                cache = RecordedCache.create(cache, moe, rows, length)
+            caches.append(cache)
+        return tuple(caches)
+
+    def read_experts(self, cache: Any) -> Int[Array, "rows length layer active"]:
+        return jnp.stack([each.experts for each in cache if isinstance(each, RecordedCache)], axis=2)
+
+    def _records(self, layer: Block) -> bool:
+        # The layers of a decoder that report are its mixtures.
+        return self.records_experts and layer.reports
 
     def extend(
         self, tokens: Int[Array, "rows seq"], start: Int[Array, " rows"], count: Int[Array, " rows"], cache: Any

@@ -13,6 +13,7 @@ from ...core import Module, dropout, normal, scope
 from ...kernels.product import materialize
 from ...layers import Context, Embedding, Head, Norm, PositionEmbedding, Stack, build_stacks, run_stacks
 from ...layers.embedding import init_padded
+from ...layers.moe.routing import RouterState
 from ...parallel import RematPolicy
 from .config import DecoderConfig
 
@@ -109,8 +110,9 @@ class Decoder(Module):
         return self.embedding.table if self.head is None else self.head.table
 
 
-def layer_state(state: Mapping[str, Any]) -> Any:
+def layer_state(state: Mapping[str, Any]) -> RouterState | None:
     """Return the mixture layers' part of a task's model state: their selection biases, or None without
     them.
     """
-    return state.get("router_bias")
+    bias = state.get("router_bias")
+    return None if bias is None else RouterState(bias)

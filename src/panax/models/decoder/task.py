@@ -19,6 +19,7 @@ from ...core.task import MatmulPrecision, RolloutNeeds
 from ...core.validation import Validated
 from ...kernels import CrossEntropySettings
 from ...layers import Context, ExpertLoadMonitor, RouterTerms, StagedTask, router_metrics, router_weights
+from ...layers.moe.routing import RouterState
 from ...layers.stages.staged_task import STAGE, ComputeType, FloatType
 from ...parallel import ContextAttention, Pipeline, RematPolicy
 from ...parallel.context import sequence_positions
@@ -29,13 +30,14 @@ from ..lora import LoRA, add_adapters
 from ..objectives.likely_tokens import LikelyTokensOf
 from ..objectives.log_probabilities import TargetLogProbabilities
 from ..objectives.next_token import NextToken
-from ..objectives.objective import DecoderObjective, VocabularyHead
+from ..objectives.objective import EXPERTS_LEAF, DecoderObjective, VocabularyHead
 from ..task_metrics import TokenMetric, check_names, compute_token_metrics, metrics_field
 from .base_width import BaseWidth
 from .config import DecoderConfig
 from .incremental import IncrementalDecoder
 from .logits import gather_logits
 from .model import Decoder, layer_state
+from .replay import check_draws_as_trained, check_replay, replay_experts, replay_ranges
 from .transformers_batch import to_decoder_axes, to_decoder_batch
 
 _BATCH_AXES: Mapping[str, Axes] = MappingProxyType(
@@ -96,6 +98,8 @@ class DecoderTask(Validated, StagedTask):
                     f"remove it"
                 )
         check_names(self.metrics)
+        if self.objective.replays_experts:
+            check_replay(self.model)
         self.check_precision()
         if self.base is not None:
             self.base.check(self.model)
@@ -148,6 +152,7 @@ class DecoderTask(Validated, StagedTask):
             "segment": LeafRange(0, integral=True),
             "position": id_range(self.model.max_length, advice=length),
             **self.objective.leaf_ranges,
+            **replay_ranges(self.model, self.objective),
         }
 
     def convert_batch(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -182,7 +187,13 @@ class DecoderTask(Validated, StagedTask):
 
     @property
     def rollout_needs(self) -> RolloutNeeds | None:
-        return self.objective.rollout_needs
+        needs, moe = self.objective.rollout_needs, self.model.feed_forward
+        if needs is None or moe is None or not self.objective.replays_experts:
+            return needs
+        return needs._replace(experts=(len(self.model.mixture_layers), moe.active))
+
+    def check_rollouts(self) -> None:
+        check_draws_as_trained(self.model)
 
     def log_probability_task(self, rows: int, length: int, *, temperature: float = 1.0) -> "DecoderTask":
         objective = TargetLogProbabilities(rows=rows, length=length, temperature=temperature)
@@ -201,7 +212,7 @@ class DecoderTask(Validated, StagedTask):
         return self.objective.teacher_temperature
 
     def incremental_model(self, params: Decoder, state: Any, dtype: str = "float32") -> IncrementalDecoder:
-        return IncrementalDecoder.create(params, state, dtype)
+        return IncrementalDecoder.create(params, state, dtype, records_experts=self.objective.replays_experts)
 
     def init(self, key: jax.Array) -> tuple[Decoder, dict[str, Any]]:
         model = self.cast_to_storage(Decoder.build(key, self.model))
@@ -259,8 +270,12 @@ class DecoderTask(Validated, StagedTask):
             }
         return losses, metrics
 
-    def layer_state(self, state: Any) -> Any:
+    def layer_state(self, state: Any) -> RouterState | None:
         return layer_state(state)
+
+    def layer_inputs(self, state: Any, batch: Batch) -> RouterState | None:
+        inputs = layer_state(state)
+        return inputs if EXPERTS_LEAF not in batch else replay_experts(self.model, inputs, batch[EXPERTS_LEAF])
 
     def update_state(self, state: Any, metrics: Metrics) -> Any:
         """Update the selection biases from the expert load of the whole step (arXiv:2408.15664)."""

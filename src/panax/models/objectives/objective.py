@@ -20,6 +20,11 @@ from ...core.task import RolloutNeeds
 from ...kernels import CrossEntropySettings
 from ...layers import TokenLoss, TokenTops, TopTokens, token_log_probabilities, token_loss, token_top_log_probabilities
 
+EXPERTS_LEAF = "experts"
+"""Leaf with the experts that each position was drawn with, of each mixture layer; -1 for any."""
+
+EXPERTS_AXES: Axes = ("batch", "seq", None, None)
+
 
 class VocabularyHead(NamedTuple):
     """The final hidden states of a (micro-)batch, and the table that gives their logits.
@@ -92,6 +97,11 @@ class DecoderObjective(abc.ABC):
     def teacher_temperature(self) -> float | None:
         """Return the temperature of a teacher's log-probabilities in the batch; None if it reads none."""
         return None
+
+    @property
+    def replays_experts(self) -> bool:
+        """Return True if batches hold the experts that answers were drawn with, to use them again."""
+        return False
 
     @property
     def rollout_needs(self) -> RolloutNeeds | None:

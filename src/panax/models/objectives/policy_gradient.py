@@ -15,7 +15,7 @@ from ...core.measures import NO_FAULT, DataChecks, Losses, Maximum, Metrics
 from ...core.task import RolloutNeeds
 from ...core.validation import Validated
 from .answer_order import number_targets
-from .objective import DecoderObjective, VocabularyHead
+from .objective import EXPERTS_AXES, EXPERTS_LEAF, DecoderObjective, VocabularyHead
 from .policy_losses import (
     POLICY_LOSSES,
     ActionLoss,
@@ -55,7 +55,8 @@ class PolicyGradient(Validated, DecoderObjective):
 
     An answer is a segment of a row. `loss_mask` is 1 for the targets that are its actions, the sampled end token among
     them, and 0 elsewhere. The leaves `advantage` and `behavior_log_probability` come with the batch, one value for each
-    target; so do `old_log_probability` with `several_updates`, and `reference_log_probability` with a `kl_weight`.
+    target; so do `old_log_probability` with `several_updates`, and `reference_log_probability` with a `kl_weight`. With
+    `replay_experts`, `experts` has the experts of each position (batch, seq, mixture layer, active).
 
     Ratios, and so clips, compare the current log-probability with the old one. The behavior log-probability, under the
     distribution that was really sampled, is read by `correction` and by the reported gap alone.
@@ -95,6 +96,9 @@ class PolicyGradient(Validated, DecoderObjective):
             (token), or by that of its answer (sequence); ratios above the cap are lowered to it (truncate) or excluded (mask).
         correction_cap: Largest such ratio.
         temperature: Divisor of the logits, that of the sampler.
+        replay_experts: Of a mixture of experts: use the experts that each token was drawn with, from the leaf `experts`, also
+            if the router would choose others now. Their weights are of the router's current scores, so that it has gradients
+            (arXiv:2510.11370).
     """
 
     loss: PolicyLoss = "dapo"
@@ -110,6 +114,7 @@ class PolicyGradient(Validated, DecoderObjective):
     correction: Correction = "none"
     correction_cap: float = 3.0
     temperature: float = 1.0
+    replay_experts: bool = False
 
     def __post_init__(self) -> None:
         for name in ("temperature", "positive_temperature", "negative_temperature", "clip_high", "correction_cap"):
@@ -155,7 +160,12 @@ class PolicyGradient(Validated, DecoderObjective):
 
     @property
     def leaf_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return dict.fromkeys(self.leaf_ranges, _AXES)
+        axes = dict.fromkeys(self.leaf_ranges, _AXES)
+        return {**axes, EXPERTS_LEAF: EXPERTS_AXES} if self.replay_experts else axes
+
+    @property
+    def replays_experts(self) -> bool:
+        return self.replay_experts
 
     @property
     def leaf_ranges(self) -> Mapping[str, LeafRange]:
@@ -165,6 +175,9 @@ class PolicyGradient(Validated, DecoderObjective):
             ranges[OLD_LEAF] = _LOG_PROBABILITY
         if self.kl_weight:
             ranges[REFERENCE_LEAF] = _LOG_PROBABILITY
+        if self.replay_experts:
+            # The task knows how many there are.
+            ranges[EXPERTS_LEAF] = LeafRange(-1, integral=True)
         return ranges
 
     @property
@@ -180,6 +193,7 @@ class PolicyGradient(Validated, DecoderObjective):
             "(`GeneratedToken.sampling_log_probability`)",
             OLD_LEAF: "evaluate it by the trainer before the first update of a rollout, or set several_updates=False",
             REFERENCE_LEAF: "evaluate the reference model on the rollout, or set kl_weight=0",
+            EXPERTS_LEAF: "store the experts of each position (`Completion.experts`), or set replay_experts=False",
         }
         return {name: advice[name] for name in self.leaf_axes}
 
@@ -202,7 +216,7 @@ class PolicyGradient(Validated, DecoderObjective):
         slots = find_slots(batch)
         return {
             **super().targets(batch),
-            **{name: batch[name] for name in self.leaf_axes},
+            **{name: batch[name] for name in self.leaf_axes if name != EXPERTS_LEAF},
             "slot": slots.slot,
             "stray": slots.stray,
             "first": (number_targets(batch) == 1.0).astype(jnp.float32),

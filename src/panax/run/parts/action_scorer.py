@@ -11,7 +11,7 @@ from ...core import TrainState
 from ...core.errors import RecipeError
 from ...core.task import LOG_PROBABILITIES
 from ...job.heartbeat import heartbeat
-from ...rollouts.rows import AXES, BEHAVIOR, OLD, REFERENCE
+from ...rollouts.rows import AXES, BEHAVIOR, EXPERTS, EXPERTS_AXES, OLD, REFERENCE
 from ...train import CompiledStep
 from ..folder.initial_state import init_state
 from ..opened_data import LogFn
@@ -48,7 +48,8 @@ class ActionScorer:
         )
         rows, length = self._settings.num_answers, self._settings.length
         task = prepared.task.log_probability_task(rows, length, temperature=needs.temperature)
-        self._step = CompiledStep(make_program(experiment, task), step.placement, AXES)
+        axes = AXES if needs.experts is None else {**AXES, EXPERTS: EXPERTS_AXES}
+        self._step = CompiledStep(make_program(experiment, task), step.placement, axes)
 
     def begin(self, state: TrainState, start: RunStart) -> None:
         """Keep the parameters before the first step, if the loss reads a reference model."""
@@ -74,7 +75,9 @@ class ActionScorer:
         if self._needs.old:
             leaves[OLD] = self._evaluate(state, sent)
         if self._needs.reference:
-            leaves[REFERENCE] = self._evaluate(dataclasses.replace(state, params=self._reference), sent)
+            # The reference model uses the experts that it would choose, whatever the sampler did.
+            free = {name: leaf for name, leaf in sent.items() if name != EXPERTS}
+            leaves[REFERENCE] = self._evaluate(dataclasses.replace(state, params=self._reference), free)
         return leaves
 
     def _evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> np.ndarray:

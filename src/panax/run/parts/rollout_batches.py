@@ -172,7 +172,7 @@ def check_draws(prepared: PreparedRun) -> None:
     """Check that a task can draw the answers of its rollouts, before the first step.
 
     Raises:
-        RecipeError: The task does not generate, or its settings don't fit the rollouts.
+        RecipeError: The task does not generate, or does not draw as it is trained, or its settings don't fit the rollouts.
         DataError: A prompt is too long.
     """
     rollouts, needs = prepared.data.rollouts, prepared.task.rollout_needs
@@ -202,6 +202,7 @@ def check_draws(prepared: PreparedRun) -> None:
         raise RecipeError(
             f"num_steps={experiment.num_steps} counts updates, of which each rollout has {settings.updates}; set a multiple of it"
         )
+    prepared.task.check_rollouts()
     check_generates(TextModel(prepared.task, None, None, rollouts.tokenizer))
     for is_set, setting in (
         (experiment.comms.local_steps > 1, "comms.local_steps"),
