@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import jax
 import numpy as np
 
-from ..core.errors import DataError, RecipeError
+from ..core.errors import RecipeError
 from ..core.protocols import IncrementalModel
 from ..data.text.tokenizer import Tokenizer
 from ..kernels import Kernels
@@ -33,6 +33,7 @@ from .programs import (
     run_draft_step,
     run_prompt_chunk,
 )
+from .request_checks import check_request
 from .requests import Completion, FinishReason, GeneratedToken, GenerationRequest, StreamEvent
 from .rows import EngineRow, PendingAnswer, choose_rows, first_prompts
 from .shards import ProgramSettings, count_row_groups
@@ -126,29 +127,10 @@ class GenerationEngine:
         """Check that the engine can answer a request.
 
         Raises:
-            DataError: The prompt is empty, or has a token outside of the vocabulary; or see `check_constraint`.
-            RecipeError: Prompt and answer are longer than a row, or a setting needs a tokenizer or another token; or
-                see `check_constraint`.
+            DataError, RecipeError: As `check_request` and `check_constraint`.
         """
-        prompt, sampling, vocab = request.prompt, request.sampling, self._model.vocab_size
-        if not prompt:
-            raise DataError("the prompt has no token; pass at least one to continue")
-        if bad := [token for token in prompt if not 0 <= token < vocab]:
-            raise DataError(
-                f"the prompt holds the token {bad[0]}; the model has tokens 0 to {vocab - 1}: encode it with the model's "
-                f"own tokenizer"
-            )
-        if len(prompt) + sampling.tokens > self._limit:
-            raise RecipeError(
-                f"{len(prompt)} prompt tokens and {sampling.tokens} new ones are {len(prompt) + sampling.tokens}; this engine "
-                f"has {self._limit} positions for both (the model is for at most {self._model.max_length}): shorten the prompt, "
-                f"or ask for fewer"
-            )
-        if sampling.stop and self._tokenizer is None:
-            raise RecipeError("stop texts need a tokenizer; pass one to the engine, or use stop_ids")
-        if bad := [token for token in [*sampling.bias, *sampling.stop_ids] if not 0 <= token < vocab]:
-            raise RecipeError(f"bias or stop_ids name the token {bad[0]}; the model has tokens 0 to {vocab - 1}")
-        self.check_constraint(sampling.constraint)
+        check_request(request, self._model, limit=self._limit, has_tokenizer=self._tokenizer is not None)
+        self.check_constraint(request.sampling.constraint)
 
     def check_constraint(self, constraint: Constraint | None) -> None:
         """Check that the engine can answer under a constraint; it is compiled, which may take a second.
@@ -394,17 +376,7 @@ class GenerationEngine:
         row.answer = None
         # A token that ends an answer is not in it.
         is_in_answer = bool(answer.tokens) and answer.tokens[-1] is token
-        completion = Completion(
-            answer.number,
-            answer.sample,
-            tuple(answer.tokens),
-            "" if answer.text is None else answer.text.text,
-            finish,
-            tuple(answer.prompt_scores),
-            answer.reused,
-            answer.constraint.error if answer.constraint is not None and finish == "error" else "",
-            None if is_in_answer else token,
-        )
+        completion = answer.complete(finish, None if is_in_answer else token)
         if self._model.records_experts:
             # The last token was drawn, but not run.
             size = len(answer.request.prompt) + len(completion.actions) - 1

@@ -7,7 +7,7 @@ import numpy as np
 
 from .constraints.matchers import AnswerConstraint
 from .drafts import DraftLookup
-from .requests import GeneratedToken, GenerationRequest
+from .requests import Completion, FinishReason, GeneratedToken, GenerationRequest
 from .text import AnswerText
 
 
@@ -51,6 +51,24 @@ class PendingAnswer:
     def position(self) -> int:
         """Position of the last token, which is not in the cache yet."""
         return len(self.request.prompt) + len(self.tokens) - 1
+
+    def complete(self, finish: FinishReason, end: GeneratedToken | None) -> Completion:
+        """Return the whole answer.
+
+        Args:
+            end: The token that ended it and is not a part of it; None if there is none.
+        """
+        return Completion(
+            self.number,
+            self.sample,
+            tuple(self.tokens),
+            "" if self.text is None else self.text.text,
+            finish,
+            tuple(self.prompt_scores),
+            self.reused,
+            self.constraint.error if self.constraint is not None and finish == "error" else "",
+            end,
+        )
 
 
 @dataclasses.dataclass
