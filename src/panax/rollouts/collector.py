@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Bool, Float
 
 from ..checkpoint import raise_on_all_processes
 from ..core.errors import DataError, TrainingError
@@ -20,7 +21,32 @@ from .prompts import PROMPT
 from .rewards.pool import RewardPool
 from .rewards.reward import Verdict, weigh_verdicts
 from .rollout_data import OpenedRollouts
-from .rows import make_rows
+from .rows import ADVANTAGE, make_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgedAnswers:
+    """Answers to one batch of prompts, those of each prompt together.
+
+    Attributes:
+        indices: Index of each answer's prompt among all records.
+        verdicts: One for each answer and reward.
+        values: Sum of each answer's rewards by weight.
+        counted: False for answers without a reward.
+        seconds: Time of drawing and of rewarding.
+    """
+
+    answers: Sequence[Answer]
+    indices: Sequence[int]
+    verdicts: Sequence[Sequence[Verdict]]
+    values: Float[np.ndarray, " answers"]
+    counted: Bool[np.ndarray, " answers"]
+    seconds: tuple[float, float]
+
+    def signals(self, samples: int) -> list[bool]:
+        """Return, for each prompt, True if its counted answers have different rewards."""
+        groups = zip(self.values.reshape(-1, samples), self.counted.reshape(-1, samples), strict=True)
+        return [len(set(values[counted].tolist())) > 1 for values, counted in groups]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +54,22 @@ class Rollout:
     """Answers with their rewards, and the batch made of them.
 
     Attributes:
+        indices: Index of each answer's prompt among all records.
         batch: Leaves of the batch that a step takes.
         rewards: Sum of each answer's rewards by weight; NaN for one that is left out.
         metrics: Figures to log.
     """
 
     answers: Sequence[Answer]
+    indices: Sequence[int]
     batch: Mapping[str, np.ndarray]
     rewards: np.ndarray
     metrics: Mapping[str, float]
+
+    @property
+    def has_signal(self) -> bool:
+        """Return True if an answer can be learned from."""
+        return bool(self.batch[ADVANTAGE].any())
 
 
 class Collector:
@@ -57,7 +90,7 @@ class Collector:
         self._rollouts, self._settings = rollouts, rollouts.settings
         self._create_engine, self._pool, self._say = create_engine, pool, say
 
-    def collect(self, number: int, step: int, prompts: Sequence[int], journal: Journal) -> Rollout:
+    def collect(self, number: int, step: int, prompts: Sequence[int], journal: Journal) -> JudgedAnswers:
         """Draw answers to prompts, and reward them; what was rewarded is in the journal when this returns.
 
         Args:
@@ -75,8 +108,26 @@ class Collector:
         drawn = clock()
         indices = [prompts[answer.group] for answer in answers]
         verdicts = self._judge(number, step, indices, answers, journal)
-        judged = clock()
         values, counted = self._combine(verdicts, indices, answers)
+        return JudgedAnswers(answers, indices, verdicts, values, counted, (drawn - began, clock() - drawn))
+
+    def assemble(self, parts: Sequence[JudgedAnswers]) -> Rollout:
+        """Make a rollout of the answers to one batch of prompts or several.
+
+        Of several, the prompts whose answers have different rewards are taken first, in the order of their drawing, and then
+        others, as many as one batch has.
+        """
+        settings, began, samples = self._settings, time.perf_counter(), self._settings.samples
+        signals = [signal for part in parts for signal in part.signals(samples)]
+        groups = sorted(sorted(range(len(signals)), key=lambda group: not signals[group])[: settings.batch_size])
+        rows = [row for group in groups for row in range(group * samples, (group + 1) * samples)]
+        drawn, indices, verdicts = (
+            [each for part in parts for each in getattr(part, name)] for name in ("answers", "indices", "verdicts")
+        )
+        values, counted = (
+            np.concatenate([getattr(part, name) for part in parts])[rows] for name in ("values", "counted")
+        )
+        answers = [dataclasses.replace(drawn[row], group=place // samples) for place, row in enumerate(rows)]
         result = compute_advantages(
             values,
             np.array([answer.group for answer in answers]),
@@ -85,15 +136,16 @@ class Collector:
             scale=settings.scale,
         )
         batch = make_rows(answers, result.values.astype(np.float32), counted, settings.length)
-        groups = len(prompts)
         metrics = {
-            **self._describe(answers, verdicts, values, counted),
-            "groups_without_signal": (groups - float(np.count_nonzero(result.has_signal))) / groups,
-            "seconds/draw": drawn - began,
-            "seconds/reward": judged - drawn,
-            "seconds/rows": clock() - judged,
+            **self._describe(answers, [verdicts[row] for row in rows], values, counted),
+            "groups_without_signal": 1.0 - sum(signals[group] for group in groups) / len(groups),
+            "seconds/draw": sum(part.seconds[0] for part in parts),
+            "seconds/reward": sum(part.seconds[1] for part in parts),
+            "seconds/rows": time.perf_counter() - began,
         }
-        return Rollout(answers, batch, np.where(counted, values, np.nan), metrics)
+        if settings.refills:
+            metrics["prompts_drawn"] = float(len(signals))
+        return Rollout(answers, [indices[row] for row in rows], batch, np.where(counted, values, np.nan), metrics)
 
     def evaluate(self, prompts: Sequence[int]) -> tuple[Sequence[Answer], Mapping[str, float]]:
         """Answer prompts greedily; return the answers and figures of their rewards.

@@ -44,6 +44,8 @@ class RolloutData(Validated):
         chat: Render prompts as conversations by the tokenizer's chat template; conversations are, whatever it is.
         baseline: Rewards with which that of an answer is compared; see `compute_advantages`.
         scale: Divisor of the difference; see `compute_advantages`.
+        refills: Maximum number of further batches of prompts that are answered for a rollout in which answers to a prompt all
+            have the same reward, to take other prompts in place of it (dynamic sampling of DAPO, arXiv:2503.14476).
         epochs: Number of times that a rollout's answers are learned from.
         minibatches: Number of updates in each of these; `num_steps` counts updates. With more than one update in all, the
             task's objective needs `several_updates=True`.
@@ -68,6 +70,7 @@ class RolloutData(Validated):
     chat: bool = False
     baseline: Baseline = "group"
     scale: Scale = "group"
+    refills: int = 0
     epochs: int = 1
     minibatches: int = 1
     failed_rewards: Literal["stop", "exclude"] = "stop"
@@ -80,7 +83,7 @@ class RolloutData(Validated):
     def __post_init__(self) -> None:
         for name, least in (
             ("batch_size", 1), ("samples", 1), ("tokens", 1), ("prompt_tokens", 1), ("processes", 1), ("rows", 1),
-            ("max_bad_records", 0), ("overlong", 0), ("epochs", 1), ("minibatches", 1),
+            ("max_bad_records", 0), ("overlong", 0), ("refills", 0), ("epochs", 1), ("minibatches", 1),
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise RecipeError(f"data.{name}={getattr(self, name)}; expected {least} or more")

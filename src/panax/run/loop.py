@@ -112,9 +112,8 @@ class Run(RunActions):
                             + "; provide more data or lower num_steps"
                         )
                 with self._parts.emergency.on_error(progress, "the data"):
-                    made_of_item = made.make(progress, item)
-                self._position, self._number = item.position, item.number
-                for left, progress.batch in zip(reversed(range(len(made_of_item))), made_of_item, strict=True):
+                    next_batches, self._position, self._number = made.make(progress, item, lambda: next(batches, None))
+                for left, progress.batch in zip(reversed(range(len(next_batches))), next_batches, strict=True):
                     if (before := self.step) == first:
                         parts = source.parts_at(progress.position) if isinstance(source, RampedSource) else 1
                         write_fallback_layouts(self.prepared, self.batch, parts)

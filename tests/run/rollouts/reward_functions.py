@@ -38,3 +38,12 @@ def slow_share(answer, record):
     """Takes its time, so that a run is often killed while it waits for rewards."""
     time.sleep(0.01)
     return share_of_letters(answer, record)
+
+
+def some_prompts(answer, record):
+    """The same for all answers to the first letters."""
+    return 1.0 if record["prompt"] < "i" else share_of_letters(answer, record)
+
+
+def nothing(answer, record):
+    return 0.0

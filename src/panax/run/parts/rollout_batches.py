@@ -1,11 +1,11 @@
 """The batches of a run that learns from its own answers: the data yields prompts, and the model answers them."""
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from ...checkpoint import raise_on_all_processes
@@ -29,10 +29,13 @@ from ..reporting.report import RunReporter
 from .action_scorer import ActionScorer
 from .run_part import RunProgress
 from .run_start import RunStart
-from .step_batches import StepBatches, check_continues
+from .step_batches import MadeBatches, StepBatches, check_continues
 
 PROMPT_TOKENS_AT_ONCE = 4096
 """Number of tokens of prompts that are run together: nobody waits for the next token of an answer."""
+
+ROLLOUTS_WITHOUT_SIGNAL = 10
+"""Number of rollouts in a row without signal after which the run warns."""
 
 SHOWN_ANSWERS = 3
 """Number of answers that are logged as text with each record."""
@@ -57,7 +60,7 @@ class RolloutBatches(StepBatches):
         self._scorer = ActionScorer(prepared, say)
         self._journal = Journal(Path(prepared.folder))
         self._drawn_by: tuple[Any, Any] | None = None
-        self._is_compiled = False
+        self._is_compiled, self._without_signal = False, 0
         with raise_on_all_processes():
             rewards, count = rollouts.settings.rewards, rollouts.settings.processes
             self._pool = RewardPool(rewards, count) if is_process_zero() else None
@@ -78,7 +81,7 @@ class RolloutBatches(StepBatches):
             if number not in skipped:
                 yield PromptBatch(batch[PROMPT].tolist(), after, number)
 
-    def make(self, run: RunProgress, item: Any) -> list[dict[str, jax.Array]]:
+    def make(self, run: RunProgress, item: Any, following: Callable[[], Any]) -> MadeBatches:
         """Draw a rollout, and return the batches of its updates on the devices.
 
         Raises:
@@ -88,28 +91,59 @@ class RolloutBatches(StepBatches):
         assert isinstance(item, PromptBatch)
         # The step before is done when its parameters are read; its scalars may end the run.
         self._report.flush()
-        with self._report.clock.measure("rollout"), self._drawing(run.state, run.state.params):
-            rollout = self._collector.collect(item.number, run.step, item.prompts, self._journal)
-            self._record(run.step + 1, item, rollout)
-            leaves = self._scorer.add_leaves(rollout.batch, run.state)
         settings, step = self._settings, self._prepared.step
+        with self._report.clock.measure("rollout"), self._drawing(run.state, run.state.params):
+            rollout, last = self._draw(run.step, item, following)
+            self._record(run.step + 1, rollout)
+            leaves = self._scorer.add_leaves(rollout.batch, run.state)
         updates = split_updates(
             leaves, epochs=settings.epochs, minibatches=settings.minibatches, seeds=[settings.seed, item.number]
         )
         held = step.held_rows(settings.num_answers // settings.minibatches)
         if held is None:
-            return [step.put(update, owned=True) for update in updates]
-        return [step.put({name: leaf[held.rows] for name, leaf in update.items()}, held) for update in updates]
+            sent = [step.put(update, owned=True) for update in updates]
+        else:
+            sent = [step.put({name: leaf[held.rows] for name, leaf in update.items()}, held) for update in updates]
+        return MadeBatches(sent, last.position, last.number)
 
-    def _record(self, number: int, item: PromptBatch, rollout: Rollout) -> None:
-        experiment = self._prepared.experiment
+    def _draw(self, step: int, item: PromptBatch, following: Callable[[], Any]) -> tuple[Rollout, PromptBatch]:
+        """Draw a rollout, with further batches of prompts if some have no signal; return the last of these too."""
+        settings = self._settings
+        parts = [self._collector.collect(item.number, step, item.prompts, self._journal)]
+        while len(parts) <= settings.refills and sum(sum(part.signals(settings.samples)) for part in parts) < len(
+            item.prompts
+        ):
+            heartbeat().report_alive()
+            more = following()
+            if more is None:
+                break
+            item = more
+            parts.append(self._collector.collect(item.number, step, item.prompts, self._journal))
+        return self._collector.assemble(parts), item
+
+    def _record(self, number: int, rollout: Rollout) -> None:
+        """Report a rollout, and warn if nothing can be learned from many in a row.
+
+        Args:
+            number: The first step that learns from it.
+        """
+        experiment, samples = self._prepared.experiment, self._settings.samples
+        self._without_signal = 0 if rollout.has_signal else self._without_signal + 1
+        if self._without_signal == ROLLOUTS_WITHOUT_SIGNAL:
+            self._say(
+                f"warning: step {number}: in {ROLLOUTS_WITHOUT_SIGNAL} rollouts in a row, all answers to a prompt had the same "
+                f"reward ({rollout.metrics.get('reward', math.nan):.4g} on average): nothing is learned. Look at the logged "
+                f"answers; easier prompts, more samples, a reward for parts of the way or a better first model would help"
+            )
         texts = {}
         if number % experiment.log_every == 0 or number == experiment.num_steps:
-            records = self._prepared.data.rollouts.records  # pyright: ignore[reportOptionalMemberAccess]
-            for place, answer in enumerate(rollout.answers[:: self._settings.samples][:SHOWN_ANSWERS]):
-                prompt = records[item.prompts[answer.group]][PROMPT]
-                reward = rollout.rewards[place * self._settings.samples]
-                texts[f"rollout/answer {place}"] = f"{prompt}\n\n{answer.text}\n\nreward {reward:.4g}"
+            assert self._prepared.data.rollouts is not None
+            records = self._prepared.data.rollouts.records
+            for place in range(0, samples * SHOWN_ANSWERS, samples)[: len(rollout.answers) // samples]:
+                prompt, answer = records[rollout.indices[place]][PROMPT], rollout.answers[place]
+                texts[f"rollout/answer {place // samples}"] = (
+                    f"{prompt}\n\n{answer.text}\n\nreward {rollout.rewards[place]:.4g}"
+                )
         self._report.record_rollout(number, rollout.metrics, texts)
 
     def evaluate(self, state: TrainState, step: int, should_stop: Callable[[], bool]) -> Mapping[str, float] | None:

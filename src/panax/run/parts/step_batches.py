@@ -2,11 +2,11 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from ...core import TrainState
+from ...core import Position, TrainState
 from ...data import PrefetchIterator
 from ...job.heartbeat import heartbeat
 from ...train import evaluate_sent
@@ -18,6 +18,20 @@ from .run_part import RunPart, RunProgress
 
 class EvaluationStopped(Exception):
     """Exception that cuts an evaluation short, because the run is to stop."""
+
+
+class MadeBatches(NamedTuple):
+    """Batches of the next steps.
+
+    Attributes:
+        batches: On the devices.
+        position: Position of the source after the last item that they were made of.
+        number: Number of that item in the source's order, from 1.
+    """
+
+    batches: list[dict[str, jax.Array]]
+    position: Position
+    number: int
 
 
 class StepBatches(RunPart):
@@ -38,10 +52,14 @@ class StepBatches(RunPart):
         source, step = self._prepared.data.train, self._prepared.step
         return prefetch_to_device(source, step, run.position, num_drawn=run.drawn, skipped=skipped)
 
-    def make(self, run: RunProgress, item: Any) -> list[dict[str, jax.Array]]:
-        """Return the batches of the next steps, on the devices, given an item of the data."""
+    def make(self, run: RunProgress, item: Any, following: Callable[[], Any]) -> MadeBatches:
+        """Return the batches of the next steps, given an item of the data.
+
+        Args:
+            following: Returns the next item of the data, which is used up then; None at its end.
+        """
         assert isinstance(item, DeviceBatch)
-        return [item.batch]
+        return MadeBatches([item.batch], item.position, item.number)
 
     def evaluate(self, state: TrainState, step: int, should_stop: Callable[[], bool]) -> Mapping[str, float] | None:
         """Evaluate a state on the held-out data; None without any, and empty if nothing in it counts.
