@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import panax
+from panax.cli.recipes import find_recipe
 from panax.generate import GenerationRequest
-from panax.recipes import load_recipe
 from panax.rollouts import RewardPool, RolloutData
 from panax.system import json_reader
 
@@ -84,10 +84,12 @@ def train_pair(before: panax.Experiment, after: panax.Experiment, seed: int, fol
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", default="sft_json", help="the recipe of supervised training")
-    parser.add_argument("--after", default="grpo_json", help="the recipe of reinforcement learning, which begins with it")
+    parser.add_argument(
+        "--after", default="grpo_json", help="the recipe of reinforcement learning, which begins with it"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
-    before, after = load_recipe(options.before), load_recipe(options.after)
+    before, after = find_recipe(options.before)(), find_recipe(options.after)()
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(options.seeds):
             results = train_pair(before, after, seed, folder)

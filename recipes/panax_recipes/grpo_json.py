@@ -37,7 +37,7 @@ def grpo_json() -> Experiment:
             rows=256,
             held_out=0.05,
         ),
-        optimizer=AdamW(schedule=Schedule(peak=5e-4, warmup_steps=10)),
-        num_steps=100,
-        evaluate=EvaluateConfig(every=25),
+        optimizer=AdamW(schedule=Schedule(peak=5e-4, warmup_steps=5)),
+        num_steps=30,
+        evaluate=EvaluateConfig(every=15),
     )

@@ -3,7 +3,7 @@
 from panax.data import Jsonl, TextData
 from panax.generate.scoring import QuestionConfig
 from panax.models import DecoderConfig, DecoderTask
-from panax.optim import AdamW, Schedule
+from panax.optim import Muon, Schedule
 from panax.run import EvaluateConfig, Experiment
 
 from .json_objects import objects_folder, objects_tokenizer
@@ -27,8 +27,8 @@ def sft_json() -> Experiment:
             sequence_length=64,
             batch_size=32,
         ),
-        optimizer=AdamW(schedule=Schedule(peak=3e-3, warmup_steps=20)),
-        num_steps=300,
-        evaluate=EvaluateConfig(every=100),
+        optimizer=Muon(schedule=Schedule(peak=1e-2, warmup_steps=20)),
+        num_steps=360,
+        evaluate=EvaluateConfig(every=120),
         questions=QuestionConfig(files=(str(folder / "questions.jsonl"),), tokens=32, rows=64),
     )
