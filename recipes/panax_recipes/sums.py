@@ -37,7 +37,7 @@ def sums_tokenizer() -> PretrainedTokenizer:
 def is_right(answer: str, record: Mapping[str, Any]) -> float:
     """Return 1 for the right sum, else 0."""
     found = re.fullmatch(r"\s*(\d+)\s*", answer)
-    return float(found is not None and int(found[1]) == record["answer"])
+    return float(found is not None and int(found[1]) == int(record["answer"]))
 
 
 def right_digits(answer: str, record: Mapping[str, Any]) -> float:
