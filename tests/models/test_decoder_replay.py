@@ -1,4 +1,4 @@
-"""A decoder that trains on recorded experts: each layer has its own, and what can't be replayed is refused."""
+"""A decoder that trains on recorded experts: each layer has its own, and other routers are refused."""
 
 import dataclasses
 
@@ -137,7 +137,7 @@ def _log_probability_sum(params, state, batch):
         ({"feed_forward": MoE(experts=4, capacity=1.0)}, r"capacity=1.0 drops tokens in training"),
     ],
 )
-def test_what_can_not_be_replayed_is_refused(changes, message):
+def test_models_without_choices_of_tokens_are_refused(changes, message):
     with pytest.raises(RecipeError, match=message):
         DecoderTask(model=dataclasses.replace(MODEL, **changes), objective=PolicyGradient(replay_experts=True))
 
