@@ -4,6 +4,7 @@ import dataclasses
 
 from panax.layers import MoE
 from panax.models import DecoderTask, PolicyGradient
+from panax.optim import AdamW, Schedule
 from panax.run import Experiment
 
 from .grpo_arithmetic import grpo_arithmetic
@@ -18,7 +19,7 @@ def sft_moe() -> Experiment:
     Expected: at most three in ten sums are right.
     """
     dense = sft_arithmetic()
-    return dataclasses.replace(dense, name="sft_moe", task=_with_experts(dense.task), num_steps=500)
+    return dataclasses.replace(dense, name="sft_moe", task=_with_experts(dense.task, balance=0.01), num_steps=500)
 
 
 def grpo_moe() -> Experiment:
@@ -37,13 +38,15 @@ def grpo_moe() -> Experiment:
         dense,
         name="grpo_moe",
         init="checkpoint:runs/sft_moe",
-        task=dataclasses.replace(_with_experts(dense.task), objective=objective),
+        task=dataclasses.replace(_with_experts(dense.task, balance=0.0), objective=objective),
         data=dataclasses.replace(dense.data, minibatches=2),
+        optimizer=AdamW(schedule=Schedule(peak=6e-4, warmup_steps=10)),
+        num_steps=400,
     )
 
 
-def _with_experts(task: object) -> DecoderTask:
+def _with_experts(task: object, *, balance: float) -> DecoderTask:
     """Return a task with as many active parameters, in two of eight experts."""
     assert isinstance(task, DecoderTask)
-    experts = MoE(experts=8, active=2, ffn=task.model.ffn // 2, selection_bias=True, balance=0.0)
+    experts = MoE(experts=8, active=2, ffn=task.model.ffn // 2, selection_bias=True, balance=balance)
     return dataclasses.replace(task, model=dataclasses.replace(task.model, feed_forward=experts))

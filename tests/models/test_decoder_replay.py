@@ -66,6 +66,7 @@ def model():
     return params, state, np.asarray(decoder.read_experts(cache))
 
 
+@pytest.mark.full
 def test_the_routers_own_choices_change_no_bit(model):
     params, state, recorded = model
     batch = make_batch()
@@ -115,7 +116,7 @@ def test_the_loss_is_that_of_the_recorded_experts_by_finite_differences(model):
 
 
 def _log_probability_sum(params, state, batch):
-    """The loss whose gradient a policy gradient with a ratio of 1 has, with its balancing loss."""
+    """A loss with the gradient of a policy gradient with a ratio of 1, and the balancing loss."""
     rows = {name: jnp.asarray(leaf) for name, leaf in batch.items()}
     scores = dataclasses.replace(TASK, objective=TASK.log_probability_task(ROWS, LENGTH).objective)
 
