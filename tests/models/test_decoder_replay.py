@@ -1,4 +1,4 @@
-"""A decoder that trains on recorded experts: each layer has its own, and what can't be replayed is refused."""
+"""A decoder that trains on recorded experts: each layer has its own, and other routers are refused."""
 
 import dataclasses
 
@@ -66,6 +66,7 @@ def model():
     return params, state, np.asarray(decoder.read_experts(cache))
 
 
+@pytest.mark.full
 def test_the_routers_own_choices_change_no_bit(model):
     params, state, recorded = model
     batch = make_batch()
@@ -115,7 +116,7 @@ def test_the_loss_is_that_of_the_recorded_experts_by_finite_differences(model):
 
 
 def _log_probability_sum(params, state, batch):
-    """The loss whose gradient a policy gradient with a ratio of 1 has, with its balancing loss."""
+    """A loss with the gradient of a policy gradient with a ratio of 1, and the balancing loss."""
     rows = {name: jnp.asarray(leaf) for name, leaf in batch.items()}
     scores = dataclasses.replace(TASK, objective=TASK.log_probability_task(ROWS, LENGTH).objective)
 
@@ -137,7 +138,7 @@ def _log_probability_sum(params, state, batch):
         ({"feed_forward": MoE(experts=4, capacity=1.0)}, r"capacity=1.0 drops tokens in training"),
     ],
 )
-def test_what_can_not_be_replayed_is_refused(changes, message):
+def test_models_without_choices_of_tokens_are_refused(changes, message):
     with pytest.raises(RecipeError, match=message):
         DecoderTask(model=dataclasses.replace(MODEL, **changes), objective=PolicyGradient(replay_experts=True))
 

@@ -1,5 +1,6 @@
 """Rows of answers, the journal, prompts, and the orders of updates."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -42,6 +43,18 @@ def test_an_answer_is_the_targets_after_its_prompt():
     assert rows["behavior_log_probability"][0, 2:4].tolist() == [-0.5, -1.0]
     # An answer that is left out has no action.
     assert not rows["advantage"][2].any() and not rows["behavior_log_probability"][2].any()
+
+
+def test_the_experts_of_an_answer_are_those_of_its_positions():
+    answers = [
+        dataclasses.replace(answer((5, 6, 7), (8, 9)), experts=np.arange(16, dtype=np.int32).reshape(4, 2, 2)),
+        dataclasses.replace(answer((4,), (1,)), experts=np.full((1, 2, 2), 3, np.int32)),
+    ]
+    rows = make_rows(answers, np.ones(2, np.float32), np.array([True, False]), 8)
+    assert rows["experts"].shape == (2, 8, 2, 2) and rows["experts"].dtype == np.int32
+    assert rows["experts"][0, :4].reshape(-1).tolist() == list(range(16))
+    assert (rows["experts"][1, 0] == 3).all()
+    assert (rows["experts"][0, 4:] == -1).all() and (rows["experts"][1, 1:] == -1).all()
 
 
 def test_the_token_that_ends_an_answer_is_an_action_and_a_cut_one_has_none():

@@ -48,7 +48,7 @@ class TransformerBlock(Block):
         """Run the layer; the report is the router's terms if the feed-forward is a mixture of experts.
 
         Args:
-            state: What a mixture reads beside its input, if it has anything.
+            state: The selection bias and recorded experts of a mixture, if it has either.
         """
         with scope("attention"):
             normed = _normalized(self.attention_norm, x)
@@ -136,7 +136,7 @@ def extend_feed_forward(
     """Run a layer's feed-forward on each row's next positions, and record the experts that it used if the cache does.
 
     Args:
-        cache: What `split_cache` returned, with the rest of the layer's cache after these positions.
+        cache: The result of `split_cache`, with the layer's own cache after these positions.
         start: Index of each row's first new position.
 
     Returns:

@@ -45,8 +45,9 @@ def test_several_updates_replay_what_was_drawn_and_resume_exactly(files, tmp_pat
     assert same(undisturbed, run(experiment))
 
 
+@pytest.mark.full
 def test_with_one_update_replay_changes_no_bit(files, tmp_path):
-    """The router chooses what the sampler did, so that there is nothing to force."""
+    """The router chooses as the sampler did, so that nothing is forced."""
     results = [
         run(mixture(files, tmp_path / str(replay), objective=PolicyGradient(replay_experts=replay), num_steps=3))
         for replay in (False, True)

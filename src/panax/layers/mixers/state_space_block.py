@@ -35,7 +35,7 @@ class StateSpaceBlock(Block):
         """Run the layer; the report is the router's terms if the feed-forward is a mixture of experts.
 
         Args:
-            state: What a mixture reads beside its input, if it has anything.
+            state: The selection bias and recorded experts of a mixture, if it has either.
         """
         with scope("mixer"):
             branch = self.mixer(self.mixer_norm(x), context.position, context.segment)

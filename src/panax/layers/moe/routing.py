@@ -67,7 +67,7 @@ class RouterTerms(NamedTuple):
 
 
 class RouterState(NamedTuple):
-    """What a mixture layer reads beside the residual stream; with a leading axis of layers for all of them.
+    """Inputs of a mixture layer beside the residual stream; with a leading axis of layers for all of them.
 
     Attributes:
         bias: Selection bias of the experts, a part of the model state; None without one.

@@ -130,8 +130,8 @@ class StagedTask(Task):
         return None
 
     def layer_inputs(self, state: Any, batch: Batch) -> Any:
-        """Return what the reporting layers read of a (micro-)batch beside the residual stream, each leaf with a leading axis of
-        these layers: by default `layer_state` alone."""
+        """Return the inputs of the reporting layers for a (micro-)batch beside the residual stream, each leaf with a leading
+        axis of these layers: by default `layer_state` alone."""
         return self.layer_state(state)
 
     def count_tokens(self, batch: Batch) -> Float[Array, ""]:

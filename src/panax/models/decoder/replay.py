@@ -1,7 +1,7 @@
 """Router replay: train on the experts that answers were drawn with.
 
-A router's choice is not continuous: a difference in rounding, or an update of the parameters, may choose another expert, whose
-probabilities for the next token are not near those of the first. With replay, the choices of the draw are those of training.
+A router's choice is not continuous: a difference in rounding, or an update of the parameters, may choose another expert, and the
+probabilities of the next token jump. With replay, the choices of the draw are those of training.
 
 Source: rollout routing replay (arXiv:2510.11370).
 """
@@ -64,10 +64,10 @@ def replay_ranges(model: DecoderConfig, objective: DecoderObjective) -> Mapping[
 def replay_experts(
     model: DecoderConfig, state: RouterState | None, experts: Int[Array, "batch seq layer active"]
 ) -> RouterState:
-    """Return what the mixture layers read, with the recorded experts of this device's positions.
+    """Return the inputs of the mixture layers, with the recorded experts of this device's positions.
 
     Args:
-        state: What they read without a record.
+        state: Their inputs without a record.
 
     Raises:
         RecipeError: The record is of another number of layers, or of experts per token.
@@ -77,8 +77,7 @@ def replay_experts(
     if experts.shape[2:] != expected:
         raise RecipeError(
             f"the batch's leaf {EXPERTS_LEAF!r} has the shape {experts.shape}; expected {expected or (0, 0)} in its last two "
-            f"dimensions (mixture layers, task.model.feed_forward.active): use the experts of this model's own draws, or remove "
-            f"the leaf"
+            f"dimensions (mixture layers, task.model.feed_forward.active): use the experts of this model's own draws, or remove it"
         )
     # The record is of the whole row; the residual stream may be split further.
     local = jnp.moveaxis(local_sequence(experts), 2, 0)
