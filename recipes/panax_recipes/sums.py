@@ -10,9 +10,15 @@ from typing import Any
 from panax.data import BytePairTokenizer, PretrainedTokenizer, TextFiles
 from panax.data.files.cache import cache_directory, read_or_build
 
-NAME = "recipe-sums-v1"
+NAME = "recipe-sums-v2"
 
 NUMBERS = range(10, 100)
+
+ERRORS = 0, 1, -1, 10
+"""Errors of the answers for supervised training, equally frequent."""
+
+EPOCHS = 8
+"""Answers to each sum for supervised training, each with an error of its own."""
 
 HELD_OUT = 500
 """Number of sums that no file for training has."""
@@ -21,7 +27,7 @@ HELD_OUT = 500
 def sums_folder() -> Path:
     """Return the folder with the files, which are made once and cached.
 
-    - `answered.jsonl`: sums with their answers.
+    - `answered.jsonl`: sums with answers, of which a quarter is right; the others are one or ten too large, or one too small.
     - `prompts.jsonl`: the same sums, with the right answer for the reward.
     - `questions.jsonl`: sums that are in no other file.
     - `tokenizer`: of bytes, so that each digit is a token.
@@ -52,7 +58,10 @@ def _make(folder: Path) -> None:
     pairs = [(one, other) for one in NUMBERS for other in NUMBERS]
     draw.shuffle(pairs)
     held_out, trained = pairs[:HELD_OUT], pairs[HELD_OUT:]
-    _write(folder / "answered.jsonl", ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in trained))
+    _write(
+        folder / "answered.jsonl",
+        ({"prompt": f"{a}+{b}=", "answer": str(a + b + draw.choice(ERRORS))} for _ in range(EPOCHS) for a, b in trained),
+    )
     _write(folder / "prompts.jsonl", ({"prompt": f"{a}+{b}=", "answer": a + b} for a, b in trained))
     _write(folder / "questions.jsonl", ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in held_out))
     texts = folder / "texts.txt"

@@ -114,7 +114,7 @@ class Collector:
     def assemble(self, parts: Sequence[JudgedAnswers]) -> Rollout:
         """Make a rollout of the answers to one batch of prompts or several.
 
-        Of several, the prompts whose answers have different rewards are taken first, in the order of their drawing, and then
+        Of several, prompts with different rewards of their answers are taken first, in the order of their drawing, and then
         others, as many as one batch has.
         """
         settings, began, samples = self._settings, time.perf_counter(), self._settings.samples

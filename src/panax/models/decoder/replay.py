@@ -77,7 +77,8 @@ def replay_experts(
     if experts.shape[2:] != expected:
         raise RecipeError(
             f"the batch's leaf {EXPERTS_LEAF!r} has the shape {experts.shape}; expected {expected or (0, 0)} in its last two "
-            f"dimensions (mixture layers, task.model.feed_forward.active): use the experts of this model's own draws, or remove it"
+            f"dimensions (mixture layers, task.model.feed_forward.active): use the experts of this model's own draws, or remove "
+            f"it"
         )
     # The record is of the whole row; the residual stream may be split further.
     local = jnp.moveaxis(local_sequence(experts), 2, 0)

@@ -65,9 +65,7 @@ def create_engine(
     length: int | None = None,
     at_least: int = 0,
     dtype: str | None = None,
-    drafts: int = 0,
-    prompts: int = 1,
-    compiles: bool = True,
+    **settings: Any,
 ) -> GenerationEngine:
     """Create an engine that generates with a model, on its mesh.
 
@@ -75,10 +73,11 @@ def create_engine(
     generates on one device.
 
     Args:
-        rows, length, drafts, prompts, compiles: See `GenerationEngine`.
+        rows, length: See `GenerationEngine`.
         at_least: In place of `length`: a row has this many positions, rounded up so that prompts of similar length
             share programs, unless the model is for fewer.
         dtype: Dtype of activations and caches; by default float32, and with `exact_policy` that of training.
+        settings: Further settings of `GenerationEngine`: `drafts`, `prompts`, `compiles`.
 
     Raises:
         RecipeError: The task does not generate, or there is no tokenizer; or a setting is out of range.
@@ -105,9 +104,7 @@ def create_engine(
         length=length,
         placement=placement,
         kernels=kernels,
-        drafts=drafts,
-        prompts=prompts,
-        compiles=compiles,
+        **settings,
     )
 
 
