@@ -16,7 +16,7 @@ def grpo_json() -> Experiment:
 
     Command: panax train grpo_json (after panax train sft_json; needs panax[rl])
     Hardware: two CPU cores (AMD EPYC); about 70 s of CPU time.
-    Expected: nineteen in twenty greedy answers to requests with values that are new together are right.
+    Expected: nine in ten greedy answers to requests with values that are new together are right (0.990 and 0.905, two seeds).
     """
     begun = sft_json()
     assert isinstance(begun.task, DecoderTask)
