@@ -15,8 +15,8 @@ def grpo_json() -> Experiment:
     """Teach the model of sft_json to answer with JSON that is valid by the request's own schema and holds its values.
 
     Command: panax train grpo_json (after panax train sft_json; needs panax[rl])
-    Hardware: two CPU cores (AMD EPYC); minutes.
-    Expected: nineteen in twenty answers to new requests are right.
+    Hardware: two CPU cores (AMD EPYC); about 70 s of CPU time.
+    Expected: nine in ten greedy answers to requests with values that are new together are right (0.990 and 0.905, two seeds).
     """
     begun = sft_json()
     assert isinstance(begun.task, DecoderTask)
