@@ -40,7 +40,7 @@ def grpo_moe() -> Experiment:
         init="checkpoint:runs/sft_moe",
         task=dataclasses.replace(_with_experts(dense.task, balance=0.0), objective=objective),
         data=dataclasses.replace(dense.data, minibatches=2),
-        optimizer=AdamW(schedule=Schedule(peak=6e-4, warmup_steps=10)),
+        optimizer=AdamW(schedule=Schedule(peak=3e-4, warmup_steps=20)),
         num_steps=400,
     )
 
