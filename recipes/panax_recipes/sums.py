@@ -10,12 +10,12 @@ from typing import Any
 from panax.data import BytePairTokenizer, PretrainedTokenizer, TextFiles
 from panax.data.files.cache import cache_directory, read_or_build
 
-NAME = "recipe-sums-v2"
+NAME = "recipe-sums-v3"
 
 NUMBERS = range(10, 100)
 
-ERRORS = 0, 1, -1, 10
-"""Errors of the answers for supervised training, equally frequent."""
+ERRORS = 0, 1, 1, -1, -1
+"""Errors of the answers for supervised training: a fifth is right."""
 
 EPOCHS = 8
 """Answers to each sum for supervised training, each with an error of its own."""
@@ -27,7 +27,7 @@ HELD_OUT = 500
 def sums_folder() -> Path:
     """Return the folder with the files, which are made once and cached.
 
-    - `answered.jsonl`: sums with answers, of which a quarter is right; the others are one or ten too large, or one too small.
+    - `answered.jsonl`: sums with answers, of which a fifth is right; the others are one too large or too small.
     - `prompts.jsonl`: the same sums, with the right answer for the reward.
     - `questions.jsonl`: sums that are in no other file.
     - `tokenizer`: of bytes, so that each digit is a token.
@@ -60,7 +60,11 @@ def _make(folder: Path) -> None:
     held_out, trained = pairs[:HELD_OUT], pairs[HELD_OUT:]
     _write(
         folder / "answered.jsonl",
-        ({"prompt": f"{a}+{b}=", "answer": str(a + b + draw.choice(ERRORS))} for _ in range(EPOCHS) for a, b in trained),
+        (
+            {"prompt": f"{a}+{b}=", "answer": str(a + b + draw.choice(ERRORS))}
+            for _ in range(EPOCHS)
+            for a, b in trained
+        ),
     )
     _write(folder / "prompts.jsonl", ({"prompt": f"{a}+{b}=", "answer": a + b} for a, b in trained))
     _write(folder / "questions.jsonl", ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in held_out))

@@ -10,14 +10,14 @@ from panax.core.errors import DataError, RecipeError
 from panax.data import PretrainedTokenizer, split_by_hash
 from panax.generate.requests import Completion, GeneratedToken
 from panax.rollouts import PromptFiles, Reward, RolloutData
-from panax.rollouts.answers import Answer
+from panax.rollouts.answers import SampledAnswer
 from panax.rollouts.collector import draw_seeds
 from panax.rollouts.journal import JOURNAL_FILE, Journal, JournalEntry
 from panax.rollouts.rows import make_rows, split_updates
 
 
 def answer(prompt, actions, group=0):
-    return Answer(prompt, group, actions, tuple(-0.5 * (i + 1) for i in range(len(actions))), "", False)
+    return SampledAnswer(prompt, group, actions, tuple(-0.5 * (i + 1) for i in range(len(actions))), "", False)
 
 
 def test_an_answer_is_the_targets_after_its_prompt():
@@ -60,9 +60,9 @@ def test_the_experts_of_an_answer_are_those_of_its_positions():
 def test_the_token_that_ends_an_answer_is_an_action_and_a_cut_one_has_none():
     drawn = tuple(GeneratedToken(token, -1.0, -2.0 - token) for token in (3, 4))
     end = GeneratedToken(0, -1.0, -2.0)
-    ended = Answer.from_completion((7,), 2, Completion(9, 0, drawn, "cd", "end", end=end))
+    ended = SampledAnswer.from_completion((7,), 2, Completion(9, 0, drawn, "cd", "end", end=end))
     assert ended.actions == (3, 4, 0) and ended.log_probabilities == (-5.0, -6.0, -2.0) and not ended.is_truncated
-    cut = Answer.from_completion((7,), 2, Completion(9, 0, drawn, "cd", "length"))
+    cut = SampledAnswer.from_completion((7,), 2, Completion(9, 0, drawn, "cd", "length"))
     assert cut.actions == (3, 4) and cut.is_truncated and cut.group == 2
 
 

@@ -11,7 +11,7 @@ from ..generate import Completion
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class SampledAnswer:
     """One answer of a rollout.
 
     Attributes:
@@ -33,7 +33,7 @@ class Answer:
     experts: Int[np.ndarray, "position layer active"] | None = dataclasses.field(default=None, compare=False)
 
     @classmethod
-    def from_completion(cls, prompt: tuple[int, ...], group: int, completion: Completion) -> "Answer":
+    def from_completion(cls, prompt: tuple[int, ...], group: int, completion: Completion) -> "SampledAnswer":
         """Return an answer from what an engine returned for a request."""
         drawn = completion.actions
         return cls(
@@ -53,6 +53,6 @@ class Answer:
         return xxhash.xxh3_128_hexdigest(tokens.tobytes())
 
 
-def count_actions(answers: Sequence[Answer]) -> int:
+def count_actions(answers: Sequence[SampledAnswer]) -> int:
     """Return the number of actions of all answers."""
     return sum(len(answer.actions) for answer in answers)

@@ -15,7 +15,7 @@ from ..generate.sampling import MAX_SEED
 from ..job.agreement import broadcast_text, is_process_zero
 from ..system import json_reader
 from .advantages import compute_advantages
-from .answers import Answer, count_actions
+from .answers import SampledAnswer, count_actions
 from .journal import Journal, JournalEntry
 from .prompts import PROMPT
 from .rewards.pool import RewardPool
@@ -36,7 +36,7 @@ class JudgedAnswers:
         seconds: Time of drawing and of rewarding.
     """
 
-    answers: Sequence[Answer]
+    answers: Sequence[SampledAnswer]
     indices: Sequence[int]
     verdicts: Sequence[Sequence[Verdict]]
     values: Float[np.ndarray, " answers"]
@@ -50,7 +50,7 @@ class JudgedAnswers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rollout:
+class RolloutBatch:
     """Answers with their rewards, and the batch made of them.
 
     Attributes:
@@ -60,7 +60,7 @@ class Rollout:
         metrics: Figures to log.
     """
 
-    answers: Sequence[Answer]
+    answers: Sequence[SampledAnswer]
     indices: Sequence[int]
     batch: Mapping[str, np.ndarray]
     rewards: np.ndarray
@@ -111,7 +111,7 @@ class Collector:
         values, counted = self._combine(verdicts, indices, answers)
         return JudgedAnswers(answers, indices, verdicts, values, counted, (drawn - began, clock() - drawn))
 
-    def assemble(self, parts: Sequence[JudgedAnswers]) -> Rollout:
+    def assemble(self, parts: Sequence[JudgedAnswers]) -> RolloutBatch:
         """Make a rollout of the answers to one batch of prompts or several.
 
         Of several, prompts with different rewards of their answers are taken first, in the order of their drawing, and then
@@ -145,9 +145,9 @@ class Collector:
         }
         if settings.refills:
             metrics["prompts_drawn"] = float(len(signals))
-        return Rollout(answers, [indices[row] for row in rows], batch, np.where(counted, values, np.nan), metrics)
+        return RolloutBatch(answers, [indices[row] for row in rows], batch, np.where(counted, values, np.nan), metrics)
 
-    def evaluate(self, prompts: Sequence[int]) -> tuple[Sequence[Answer], Mapping[str, float]]:
+    def evaluate(self, prompts: Sequence[int]) -> tuple[Sequence[SampledAnswer], Mapping[str, float]]:
         """Answer prompts greedily; return the answers and figures of their rewards.
 
         Raises:
@@ -160,7 +160,7 @@ class Collector:
         values, counted = self._combine(verdicts, indices, answers)
         return answers, self._describe(answers, verdicts, values, counted)
 
-    def _draw(self, prompts: Sequence[int], samplings: Sequence[Sequence[Sampling]]) -> list[Answer]:
+    def _draw(self, prompts: Sequence[int], samplings: Sequence[Sequence[Sampling]]) -> list[SampledAnswer]:
         """Draw answers to prompts, with one for each of a prompt's settings.
 
         Different prompts come first in the engine's queue, so that those that follow with the same prompt copy what was
@@ -175,13 +175,13 @@ class Collector:
         ]
         completions = self._create_engine().generate(requests)
         return [
-            Answer.from_completion(encoded[group], group, completions[sample * len(prompts) + group])
+            SampledAnswer.from_completion(encoded[group], group, completions[sample * len(prompts) + group])
             for group in range(len(prompts))
             for sample in range(count)
         ]
 
     def _judge(
-        self, number: int, step: int, indices: Sequence[int], answers: Sequence[Answer], journal: Journal
+        self, number: int, step: int, indices: Sequence[int], answers: Sequence[SampledAnswer], journal: Journal
     ) -> list[list[Verdict]]:
         """Return the verdicts of each answer: those of the journal, and others from the rewards."""
         digests = [answer.digest for answer in answers]
@@ -208,7 +208,9 @@ class Collector:
                 journal.append([_entry(number, step, indices, digests, ordered)])
         return _broadcast(ordered)
 
-    def _ask(self, places: Sequence[int], indices: Sequence[int], answers: Sequence[Answer]) -> list[list[Verdict]]:
+    def _ask(
+        self, places: Sequence[int], indices: Sequence[int], answers: Sequence[SampledAnswer]
+    ) -> list[list[Verdict]]:
         """Ask for the rewards of some answers; only the first process knows the result."""
         if self._pool is None or not places:
             return [[] for _ in places]
@@ -217,7 +219,7 @@ class Collector:
         return self._pool.score(rated, stop_at_failure=self._settings.failed_rewards == "stop")
 
     def _combine(
-        self, verdicts: Sequence[Sequence[Verdict]], indices: Sequence[int], answers: Sequence[Answer]
+        self, verdicts: Sequence[Sequence[Verdict]], indices: Sequence[int], answers: Sequence[SampledAnswer]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return each answer's reward, and whether it counts.
 
@@ -248,14 +250,14 @@ class Collector:
             )
         return values, counted
 
-    def _penalty(self, answer: Answer) -> float:
+    def _penalty(self, answer: SampledAnswer) -> float:
         """Return the penalty for the length of an answer, which its reward loses."""
         overlong, tokens = self._settings.overlong, self._settings.tokens
         return max(0.0, (len(answer.actions) - tokens + overlong) / overlong) if overlong else 0.0
 
     def _describe(
         self,
-        answers: Sequence[Answer],
+        answers: Sequence[SampledAnswer],
         verdicts: Sequence[Sequence[Verdict]],
         values: np.ndarray,
         counted: np.ndarray,

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..core import Axes, Task
-from .answers import Answer
+from .answers import SampledAnswer
 
 ADVANTAGE = "advantage"
 BEHAVIOR = "behavior_log_probability"
@@ -60,7 +60,7 @@ def split_updates(
 
 
 def make_rows(
-    answers: Sequence[Answer],
+    answers: Sequence[SampledAnswer],
     advantages: Float[np.ndarray, " answers"],
     counted: Bool[np.ndarray, " answers"],
     length: int,

@@ -245,10 +245,10 @@ def test_intervals_that_have_less_effect_than_they_seem_to_are_reported(tmp_path
 
 
 def test_an_evaluation_is_left_where_the_run_is_to_stop():
-    from panax.run.parts.evaluation import _EvaluationStopped, _followed
+    from panax.run.parts.step_batches import EvaluationStopped, _followed
 
     asked = iter([False, False, True])
     followed = _followed([("a", 0, 0), ("b", 0, 0), ("c", 0, 0)], lambda: next(asked))  # type: ignore[list-item]
     assert [next(followed), next(followed)] == ["a", "b"]
-    with pytest.raises(_EvaluationStopped):
+    with pytest.raises(EvaluationStopped):
         next(followed)

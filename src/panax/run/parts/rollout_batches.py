@@ -16,7 +16,7 @@ from ...generate import GenerationEngine
 from ...generate.engine import CHUNK
 from ...job.agreement import is_process_zero
 from ...job.heartbeat import heartbeat
-from ...rollouts.collector import Collector, Rollout
+from ...rollouts.collector import Collector, RolloutBatch
 from ...rollouts.journal import Journal
 from ...rollouts.prompts import PROMPT
 from ...rollouts.rewards.pool import RewardPool
@@ -106,7 +106,7 @@ class RolloutBatches(StepBatches):
             sent = [step.put({name: leaf[held.rows] for name, leaf in update.items()}, held) for update in updates]
         return MadeBatches(sent, last.position, last.number)
 
-    def _draw(self, step: int, item: PromptBatch, following: Callable[[], Any]) -> tuple[Rollout, PromptBatch]:
+    def _draw(self, step: int, item: PromptBatch, following: Callable[[], Any]) -> tuple[RolloutBatch, PromptBatch]:
         """Draw a rollout, with further batches of prompts if some have no signal; return the last of these too."""
         settings = self._settings
         parts = [self._collector.collect(item.number, step, item.prompts, self._journal)]
@@ -121,7 +121,7 @@ class RolloutBatches(StepBatches):
             parts.append(self._collector.collect(item.number, step, item.prompts, self._journal))
         return self._collector.assemble(parts), item
 
-    def _record(self, number: int, rollout: Rollout) -> None:
+    def _record(self, number: int, rollout: RolloutBatch) -> None:
         """Report a rollout, and warn if nothing can be learned from many in a row.
 
         Args:
