@@ -88,7 +88,7 @@ def trl_steps(options: argparse.Namespace) -> list[float]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from panax_recipes.sums import is_right, right_digits, sums_folder
+    from panax_recipes.sums import is_right, sums_folder
 
     ends: list[float] = []
 
@@ -100,7 +100,7 @@ def trl_steps(options: argparse.Namespace) -> list[float]:
 
     def reward(completions: list[str], answer: list[int], **_: Any) -> list[float]:
         pairs = [(text, {"answer": each}) for text, each in zip(completions, answer, strict=True)]
-        return [is_right(*pair) + 0.5 * right_digits(*pair) for pair in pairs]
+        return [is_right(*pair) for pair in pairs]
 
     tokenizer = AutoTokenizer.from_pretrained(options.weights)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

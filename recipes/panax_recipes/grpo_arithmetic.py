@@ -8,7 +8,7 @@ from panax.rollouts import PromptFiles, Reward, RolloutData
 from panax.run import EvaluateConfig, Experiment
 
 from .sft_arithmetic import sft_arithmetic
-from .sums import is_right, right_digits, sums_folder, sums_tokenizer
+from .sums import is_right, sums_folder, sums_tokenizer
 
 
 def grpo_arithmetic() -> Experiment:
@@ -28,7 +28,7 @@ def grpo_arithmetic() -> Experiment:
         task=dataclasses.replace(begun.task, objective=PolicyGradient()),
         data=RolloutData(
             prompts=PromptFiles(paths=(str(folder / "prompts.jsonl"),)),
-            rewards=(Reward(function=is_right), Reward(function=right_digits, weight=0.5)),
+            rewards=(Reward(function=is_right),),
             tokenizer=sums_tokenizer(),
             batch_size=32,
             samples=8,
@@ -37,7 +37,7 @@ def grpo_arithmetic() -> Experiment:
             rows=256,
             held_out=0.05,
         ),
-        optimizer=AdamW(schedule=Schedule(peak=1e-3, warmup_steps=10)),
-        num_steps=200,
+        optimizer=AdamW(schedule=Schedule(peak=3e-4, warmup_steps=10, decay="constant")),
+        num_steps=150,
         evaluate=EvaluateConfig(every=50),
     )

@@ -19,7 +19,7 @@ def sft_moe() -> Experiment:
     Expected: at most three in ten sums are right.
     """
     dense = sft_arithmetic()
-    return dataclasses.replace(dense, name="sft_moe", task=_with_experts(dense.task, balance=0.01), num_steps=500)
+    return dataclasses.replace(dense, name="sft_moe", task=_with_experts(dense.task, balance=0.01), num_steps=900)
 
 
 def grpo_moe() -> Experiment:

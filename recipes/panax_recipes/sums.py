@@ -46,13 +46,6 @@ def is_right(answer: str, record: Mapping[str, Any]) -> float:
     return float(found is not None and int(found[1]) == int(record["answer"]))
 
 
-def right_digits(answer: str, record: Mapping[str, Any]) -> float:
-    """Return the share of digits of the sum that stand at their place, if there are as many; else 0."""
-    right = str(record["answer"])
-    same = sum(one == other for one, other in zip(answer.strip(), right))
-    return same / len(right) if len(answer.strip()) == len(right) else 0.0
-
-
 def _make(folder: Path) -> None:
     draw = random.Random(0)
     pairs = [(one, other) for one in NUMBERS for other in NUMBERS]
