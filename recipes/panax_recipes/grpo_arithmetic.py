@@ -15,8 +15,8 @@ def grpo_arithmetic() -> Experiment:
     """Teach the model of sft_arithmetic to add, by nothing but whether its answers are right.
 
     Command: panax train grpo_arithmetic (after panax train sft_arithmetic)
-    Hardware: two CPU cores (AMD EPYC); minutes.
-    Expected: eight in ten sums that it has not seen are right.
+    Hardware: two CPU cores (AMD EPYC); 68 s.
+    Expected: nine in ten sums that it has not seen are right (0.956 with one seed, from 0.300).
     """
     begun = sft_arithmetic()
     assert isinstance(begun.task, DecoderTask)
