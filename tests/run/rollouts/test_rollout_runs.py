@@ -12,6 +12,7 @@ from letters import letters, write_files
 import panax
 from panax.checkpoint import CheckpointConfig
 from panax.core.errors import DataError, HookError, RecipeError, TrainingError
+from panax.data import BatchRamp
 from panax.hooks import Hook
 from panax.kernels import Kernels
 from panax.mesh import MeshShape
@@ -20,6 +21,7 @@ from panax.optim import AdamW, Schedule
 from panax.rollouts.journal import JOURNAL_FILE, JournalEntry
 from panax.run import EvaluateConfig
 from panax.run.reporting.history import read_history
+from panax.train import StepConfig
 
 
 @pytest.fixture(scope="module")
@@ -186,13 +188,23 @@ def test_without_a_learning_rate_nothing_changes(files, tmp_path):
 
 @pytest.mark.parametrize(
     ("shape", "devices"),
-    [(MeshShape(fsdp=2), 2), (MeshShape(tensor=2), 2), (MeshShape(replica=2, fsdp=1, context=2), 4)],
+    [
+        (MeshShape(fsdp=2), 2),
+        (MeshShape(tensor=2), 2),
+        (MeshShape(replica=2, fsdp=1, context=2), 4),
+        (MeshShape(fsdp=1, stage=2), 2),
+        (MeshShape(fsdp=2, tensor=2, context=2), 8),
+    ],
 )
 def test_meshes_draw_and_learn_alike(files, tmp_path, shape, devices):
     results = []
     for number, (mesh, count) in enumerate(((MeshShape(), 1), (shape, devices))):
-        experiment = letters(files, mesh=mesh, directory=str(tmp_path / str(number)), num_steps=3)
-        results.append(run(experiment, count))
+        parts = StepConfig(micro_batches=shape.stage)
+        experiment = letters(files, mesh=mesh, step=parts, directory=str(tmp_path / str(number)), num_steps=3)
+        model = dataclasses.replace(experiment.task.model, num_layers=shape.stage)
+        results.append(
+            run(dataclasses.replace(experiment, task=dataclasses.replace(experiment.task, model=model)), count)
+        )
     one, other = (journal(tmp_path / str(number)) for number in range(2))
     assert [entry.digests for entry in one] == [entry.digests for entry in other]
     for first, second in zip(*map(params, results), strict=True):
@@ -227,6 +239,10 @@ def test_failed_rewards_end_the_run_or_are_left_out(files, tmp_path):
         ({"objective": NextToken()}, "task.objective=PolicyGradient"),
         ({"data": {"temperature": 0.5}}, "set both to one value"),
         ({"data": {"epochs": 2}}, "several_updates=True"),
+        ({"overfit_batches": 2}, "remove overfit_batches"),
+        ({"held_out": [{}]}, "remove held_out"),
+        ({"debug": True}, "remove debug"),
+        ({"batch_ramp": BatchRamp(steps=2, parts=(2,))}, "remove batch_ramp"),
         ({"objective": PolicyGradient(several_updates=True)}, "several_updates=False"),
         ({"objective": PolicyGradient(loss="dr_grpo", max_answer=3)}, "max_answer=3 is less than data.tokens=6"),
         (

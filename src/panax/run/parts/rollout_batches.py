@@ -243,10 +243,13 @@ def check_draws(prepared: PreparedRun) -> None:
         (experiment.comms.islands.count > 1, "comms.islands"),
         (experiment.batch_ramp.parts, "batch_ramp"),
         (experiment.debug, "debug"),
+        (experiment.overfit_batches, "overfit_batches"),
+        (experiment.held_out is not None, "held_out (data.held_out holds prompts out)"),
     ):
         if is_set:
             raise RecipeError(
-                f"{experiment.name}: rollouts are drawn by one set of weights, for batches of one size; remove {setting}"
+                f"{experiment.name}: rollouts are drawn by one set of weights, for batches of one size, and evaluated by "
+                f"prompts of their own; remove {setting}"
             )
     for index in range(len(rollouts.records)):
         rollouts.encode(index)
