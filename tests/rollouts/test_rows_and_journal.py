@@ -71,7 +71,7 @@ def test_a_digest_tells_where_the_prompt_ends():
     assert answer((1, 2), (3,)).digest == answer((1, 2), (3,), group=1).digest
 
 
-ENTRY = JournalEntry(3, 2, (5, 5), ("a", "b"), ((1.0, None), (0.5, 0.25)), {0: "it took too long"})
+ENTRY = JournalEntry(3, 2, (5, 5), ("a", "b"), ("right", "brief"), ((1.0, None), (0.5, 0.25)), {0: "it took too long"})
 
 
 def test_what_the_journal_holds_comes_back(tmp_path):
@@ -79,9 +79,9 @@ def test_what_the_journal_holds_comes_back(tmp_path):
     written.append([ENTRY])
     with open(tmp_path / JOURNAL_FILE, "a") as file:
         file.write('{"rollout": 4, "st')
-    later = JournalEntry(4, 3, (1,), ("c",), ((2.0,),))
+    later = JournalEntry(4, 3, (1,), ("c",), ("right",), ((2.0,),))
     written.append([later])
-    again = JournalEntry(3, 2, (5, 5), ("d", "e"), ((0.0, 1.0), (1.0, 1.0)))
+    again = JournalEntry(3, 2, (5, 5), ("d", "e"), ("right", "brief"), ((0.0, 1.0), (1.0, 1.0)))
     written.append([again])
     read = Journal(tmp_path)
     read.read(after=2)
@@ -100,6 +100,7 @@ def test_what_the_journal_holds_comes_back(tmp_path):
         '{"rollout": 3}',
         ENTRY.to_json().replace('"digests": ["a", "b"]', '"digests": ["a"]'),
         ENTRY.to_json().replace("0.25", '"x"'),
+        ENTRY.to_json().replace('"right", ', ""),
         ENTRY.to_json().replace("0.25", "true"),
         ENTRY.to_json().replace('"rewards": [[1.0, null]', '"rewards": [7'),
         ENTRY.to_json().replace("0.25", "NaN"),

@@ -9,7 +9,7 @@ With several processes, each of them creates the engine and makes the same calls
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 import jax
 import numpy as np
@@ -151,7 +151,7 @@ class GenerationEngine:
         done = [event.completion for event in self.stream(requests) if event.completion is not None]
         return sorted(done, key=lambda each: (each.number, each.sample))
 
-    def stream(self, requests: Iterable[GenerationRequest]) -> Iterator[StreamEvent]:
+    def stream(self, requests: Iterable[GenerationRequest]) -> Generator[StreamEvent, None, None]:
         """Answer requests, and yield each token as soon as it is drawn.
 
         Requests are read as rows become free, so there may be any number of them. Closing the iterator ends those in

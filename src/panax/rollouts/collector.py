@@ -1,5 +1,6 @@
 """`Collector`: draws answers to prompts, asks for their rewards, and returns the rows from which the model learns."""
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -81,14 +82,18 @@ class Collector:
         create_engine: Callable[[], GenerationEngine],
         pool: RewardPool | None,
         say: Callable[[str], None],
+        on_progress: Callable[[], None] = lambda: None,
     ):
         """
         Args:
             create_engine: Creates an engine of the current parameters.
             pool: Asks for rewards; None in all processes but the first.
+            on_progress: Called with each token, and several times a second while rewards are awaited; an exception from it
+                abandons the draws.
         """
         self._rollouts, self._settings = rollouts, rollouts.settings
         self._create_engine, self._pool, self._say = create_engine, pool, say
+        self._on_progress = on_progress
 
     def collect(self, number: int, step: int, prompts: Sequence[int], journal: Journal) -> JudgedAnswers:
         """Draw answers to prompts, and reward them; what was rewarded is in the journal when this returns.
@@ -173,7 +178,12 @@ class Collector:
             for sample in range(count)
             for ids, of_prompt in zip(encoded, samplings, strict=True)
         ]
-        completions = self._create_engine().generate(requests)
+        completions = {}
+        with contextlib.closing(self._create_engine().stream(requests)) as events:
+            for event in events:
+                self._on_progress()
+                if event.completion is not None:
+                    completions[event.number] = event.completion
         return [
             SampledAnswer.from_completion(encoded[group], group, completions[sample * len(prompts) + group])
             for group in range(len(prompts))
@@ -188,6 +198,10 @@ class Collector:
         entry = journal.find(number) if is_process_zero() else None
         # A failure that ended the run may have been mended.
         keeps_failures = self._settings.failed_rewards == "exclude"
+        names = tuple(reward.name for reward in self._settings.rewards)
+        if entry is not None and entry.names != names:
+            self._say(f"the rewards are others than those of rollout {number} before: they are asked for again")
+            entry = None
         known = {} if entry is None else _recorded(entry, keeps_failures=keeps_failures)
         verdicts: dict[int, list[Verdict]] = {
             place: known[place, digest] for place, digest in enumerate(digests) if (place, digest) in known
@@ -205,7 +219,7 @@ class Collector:
         ordered = [verdicts.get(place, []) for place in range(len(answers))]
         with raise_on_all_processes():
             if is_process_zero() and places:
-                journal.append([_entry(number, step, indices, digests, ordered)])
+                journal.append([_entry(number, step, indices, digests, names, ordered)])
         return _broadcast(ordered)
 
     def _ask(
@@ -216,7 +230,8 @@ class Collector:
             return [[] for _ in places]
         records = self._rollouts.records
         rated = [(answers[place].text, records[indices[place]]) for place in places]
-        return self._pool.score(rated, stop_at_failure=self._settings.failed_rewards == "stop")
+        stops = self._settings.failed_rewards == "stop"
+        return self._pool.score(rated, stop_at_failure=stops, on_wait=self._on_progress)
 
     def _combine(
         self, verdicts: Sequence[Sequence[Verdict]], indices: Sequence[int], answers: Sequence[SampledAnswer]
@@ -290,7 +305,12 @@ def draw_seeds(seed: int, number: int, count: int, samples: int) -> list[list[in
 
 
 def _entry(
-    number: int, step: int, prompts: Sequence[int], digests: Sequence[str], verdicts: Sequence[Sequence[Verdict]]
+    number: int,
+    step: int,
+    prompts: Sequence[int],
+    digests: Sequence[str],
+    names: tuple[str, ...],
+    verdicts: Sequence[Sequence[Verdict]],
 ) -> JournalEntry:
     errors = {
         place: "; ".join(each.error for each in verdict if each.error)
@@ -298,7 +318,7 @@ def _entry(
         if any(each.error for each in verdict)
     }
     values = tuple(tuple(each.value for each in verdict) for verdict in verdicts)
-    return JournalEntry(number, step, tuple(prompts), tuple(digests), values, errors)
+    return JournalEntry(number, step, tuple(prompts), tuple(digests), names, values, errors)
 
 
 def _recorded(entry: JournalEntry, *, keeps_failures: bool) -> dict[tuple[int, str], list[Verdict]]:

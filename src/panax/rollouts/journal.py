@@ -28,6 +28,7 @@ class JournalEntry:
         step: Steps taken before.
         prompts: Index of each answer's prompt.
         digests: A hash of the tokens of each answer and its prompt.
+        names: Names of the rewards.
         rewards: Value of each reward for each answer; None if it failed.
         errors: Why rewards failed, by the index of the answer.
     """
@@ -36,6 +37,7 @@ class JournalEntry:
     step: int
     prompts: tuple[int, ...]
     digests: tuple[str, ...]
+    names: tuple[str, ...]
     rewards: tuple[tuple[float | None, ...], ...]
     errors: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
@@ -47,6 +49,7 @@ class JournalEntry:
                 "step": self.step,
                 "prompts": self.prompts,
                 "digests": self.digests,
+                "names": self.names,
                 "rewards": self.rewards,
                 "errors": {str(index): error for index, error in self.errors.items()},
             }
@@ -66,6 +69,7 @@ class JournalEntry:
                 int(fields["step"]),
                 tuple(int(each) for each in fields["prompts"]),
                 tuple(str(each) for each in fields["digests"]),
+                tuple(str(each) for each in fields["names"]),
                 tuple(tuple(_value(each) for each in values) for values in fields["rewards"]),
                 {int(index): str(error) for index, error in fields["errors"].items()},
             )
@@ -73,6 +77,8 @@ class JournalEntry:
             raise ValueError(f"it does not describe a rollout: {error!r}") from error
         if not len(entry.prompts) == len(entry.digests) == len(entry.rewards):
             raise ValueError("it has other numbers of prompts, digests and rewards")
+        if any(len(values) != len(entry.names) for values in entry.rewards):
+            raise ValueError(f"an answer has other than {len(entry.names)} rewards")
         return entry
 
 

@@ -47,3 +47,8 @@ def some_prompts(answer, record):
 
 def nothing(answer, record):
     return 0.0
+
+
+def takes_long(answer, record):
+    time.sleep(30)
+    return 1.0

@@ -2,7 +2,11 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
+import threading
+import time
 
 import jax
 import numpy as np
@@ -158,6 +162,25 @@ def test_prompts_without_signal_are_replaced_and_the_run_resumes_exactly(files, 
     assert len(journal(tmp_path / "more")) == sum(drawn) // 4
 
 
+def test_a_signal_abandons_a_draw_and_other_rewards_are_asked_for(files, tmp_path):
+    (slow,) = letters(files, "takes_long").data.rewards
+    data = {"rewards": (dataclasses.replace(slow, seconds=60.0),)}
+    experiment = letters(files, data=data, directory=str(tmp_path), num_steps=2)
+    timer = threading.Timer(8.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    timer.start()
+    began = time.monotonic()
+    stopped = run(experiment)
+    assert (stopped.step, stopped.interrupted_by) == (0, "SIGTERM") and time.monotonic() - began < 25.0
+    # Nothing was rewarded, and so nothing is in the journal.
+    assert not (tmp_path / JOURNAL_FILE).exists()
+    run(letters(files, "any_number", directory=str(tmp_path), num_steps=2), accept_changes=True)
+    shutil.rmtree(tmp_path / "checkpoints" / "step_00000002")
+    said = []
+    run(letters(files, "counts_calls", directory=str(tmp_path), num_steps=2), say=said.append, accept_changes=True)
+    assert any("the rewards are others than those of rollout 2" in line for line in said)
+    assert [entry.names for entry in journal(tmp_path)] == [("any_number",), ("any_number",), ("counts_calls",)]
+
+
 def test_a_run_that_learns_nothing_says_so(files, tmp_path):
     said = []
     run(
@@ -220,7 +243,9 @@ def test_failed_rewards_end_the_run_or_are_left_out(files, tmp_path):
     (entry,) = journal(tmp_path)
     known = {place: values for place, values in enumerate(entry.rewards) if None not in values}
     assert 0 < len(known) <= 60
-    mended = letters(files, "any_number", data=data, directory=str(tmp_path), num_steps=2)
+    (other,) = letters(files, "any_number").data.rewards
+    data |= {"rewards": (dataclasses.replace(other, name="fails_on_b"),)}
+    mended = letters(files, data=data, directory=str(tmp_path), num_steps=2)
     run(mended)
     again, later = journal(tmp_path)[1:]
     assert (again.number, later.number) == (1, 2) and not any(None in values for values in again.rewards)

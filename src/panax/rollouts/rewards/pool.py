@@ -5,7 +5,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ MAX_PROCESSES = 64
 
 _MIN_MEMORY_BYTES = 1 << 30
 _SECONDS_TO_END = 2.0
+_WAIT_SECONDS = 0.25
 
 
 class RewardPool:
@@ -73,7 +74,11 @@ class RewardPool:
         return not self._end.alive
 
     def score(
-        self, answers: Sequence[tuple[str, Mapping[str, Any]]], *, stop_at_failure: bool = False
+        self,
+        answers: Sequence[tuple[str, Mapping[str, Any]]],
+        *,
+        stop_at_failure: bool = False,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> list[list[Verdict]]:
         """Rate answers with every reward; the order of the verdicts does not depend on which process is faster.
 
@@ -81,6 +86,7 @@ class RewardPool:
             answers: Texts, each with the record of its prompt.
             stop_at_failure: True to begin no further call once a function has failed, for instance if it hangs for
                 every answer. The first error in the result is that of a function that was called.
+            on_wait: Called several times a second until all answers are rated; if it raises, the calls that run are given up.
 
         Returns:
             For each answer, one verdict for each reward.
@@ -100,7 +106,9 @@ class RewardPool:
                 for thread in threads:
                     thread.start()
                 for thread in threads:
-                    thread.join()
+                    while thread.is_alive():
+                        thread.join(_WAIT_SECONDS)
+                        on_wait()
             except BaseException:  # Ctrl-C: the calls that run are given up, and their processes killed
                 scoring.cancel()
                 for thread in threads:

@@ -24,12 +24,13 @@ from ...rollouts.rows import split_updates
 from ..feed import PREFETCH_BATCHES
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
+from ..recovery.interrupt import SignalHandler
 from ..reporting.generation import TextModel, check_generates, create_engine
 from ..reporting.report import RunReporter
 from .action_scorer import ActionScorer
 from .run_part import RunProgress
 from .run_start import RunStart
-from .step_batches import MadeBatches, StepBatches, check_continues
+from .step_batches import EvaluationStopped, MadeBatches, StepBatches, check_continues
 
 PROMPT_TOKENS_AT_ONCE = 4096
 """Number of tokens of prompts that are run together: nobody waits for the next token of an answer."""
@@ -52,8 +53,9 @@ class PromptBatch(NamedTuple):
 class RolloutBatches(StepBatches):
     """Rollouts, drawn by the parameters that the step begins with, on the run's mesh."""
 
-    def __init__(self, prepared: PreparedRun, report: RunReporter, say: LogFn):
+    def __init__(self, prepared: PreparedRun, report: RunReporter, interrupt: SignalHandler, say: LogFn):
         super().__init__(prepared)
+        self._interrupt = interrupt
         rollouts = prepared.data.rollouts
         assert rollouts is not None
         self._report, self._say, self._settings = report, say, rollouts.settings
@@ -64,7 +66,7 @@ class RolloutBatches(StepBatches):
         with raise_on_all_processes():
             rewards, count = rollouts.settings.rewards, rollouts.settings.processes
             self._pool = RewardPool(rewards, count) if is_process_zero() else None
-        self._collector = Collector(rollouts, self._create_engine, self._pool, say)
+        self._collector = Collector(rollouts, self._create_engine, self._pool, say, self._watch)
 
     def begin(self, run: RunProgress, start: RunStart) -> None:
         """Read the rewards of later rollouts from the journal."""
@@ -81,8 +83,15 @@ class RolloutBatches(StepBatches):
             if number not in skipped:
                 yield PromptBatch(batch[PROMPT].tolist(), after, number)
 
+    def _watch(self) -> None:
+        """Report that a draw makes progress, and abandon it if the run is to stop."""
+        heartbeat().report_alive()
+        # The other processes would wait for one that leaves in the middle of a draw.
+        if self._interrupt.should_abandon_wait():
+            raise EvaluationStopped
+
     def make(self, run: RunProgress, item: Any, following: Callable[[], Any]) -> MadeBatches:
-        """Draw a rollout, and return the batches of its updates on the devices.
+        """Draw a rollout, and return the batches of its updates on the devices; none if the run is to stop meanwhile.
 
         Raises:
             DataError: A prompt is too long.
@@ -93,7 +102,10 @@ class RolloutBatches(StepBatches):
         self._report.flush()
         settings, step = self._settings, self._prepared.step
         with self._report.clock.measure("rollout"), self._drawing(run.state, run.state.params):
-            rollout, last = self._draw(run.step, item, following)
+            try:
+                rollout, last = self._draw(run.step, item, following)
+            except EvaluationStopped:
+                return MadeBatches([], run.position, run.drawn)
             self._record(run.step + 1, rollout)
             leaves = self._scorer.add_leaves(rollout.batch, run.state)
         updates = split_updates(

@@ -77,7 +77,7 @@ class RunParts:
         )
         emergency = EmergencySave(checkpoints, rollback, report, say)
         has_rollouts = prepared.data.rollouts is not None
-        batches = RolloutBatches(prepared, report, say) if has_rollouts else StepBatches(prepared)
+        batches = RolloutBatches(prepared, report, interrupt, say) if has_rollouts else StepBatches(prepared)
         return cls(
             report=report,
             batches=batches,

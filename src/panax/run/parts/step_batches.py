@@ -17,7 +17,7 @@ from .run_part import RunPart, RunProgress
 
 
 class EvaluationStopped(Exception):
-    """Exception that cuts an evaluation short, because the run is to stop."""
+    """Exception that cuts an evaluation or a draw short, because the run is to stop."""
 
 
 class MadeBatches(NamedTuple):
@@ -25,12 +25,12 @@ class MadeBatches(NamedTuple):
 
     Attributes:
         batches: On the devices.
-        position: Position of the source after the last item that they were made of.
+        position: Position of the source after the last item that they were made of; None at its beginning.
         number: Number of that item in the source's order, from 1.
     """
 
     batches: list[dict[str, jax.Array]]
-    position: Position
+    position: Position | None
     number: int
 
 
