@@ -69,6 +69,9 @@ class ReasoningGym(Validated):
             DataError: A prompt can't be generated.
         """
         self._check_library()
+        # A set in a module's code has another order when the module is compiled than when it is read back: the first process
+        # compiles, and generates none.
+        self._generate(0, 0)
         records: list[Mapping[str, Any]] = []
         for start in range(0, self.size, _AT_ONCE):
             records += self._generate(start, min(start + _AT_ONCE, self.size))
