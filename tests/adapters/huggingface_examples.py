@@ -19,6 +19,7 @@ from family_examples import EXAMPLES, VOCABULARY
 from panax.adapters.huggingface import config_from, load
 from panax.layers import Context
 from panax.models import Decoder, DecoderTask, compute_logits
+from panax.models.decoder.model import layer_state
 
 torch.set_num_threads(2)
 transformers.utils.logging.disable_progress_bar()
@@ -87,7 +88,7 @@ def tokens(seed: int = 0) -> np.ndarray:
 def our_logits(
     params: Decoder, state: dict[str, jax.Array], tokens: jax.Array, position: jax.Array, segment: jax.Array | None
 ) -> jax.Array:
-    hidden, _ = params(tokens, Context(position, segment), dtype=jnp.float32, state=state.get("router_bias"))
+    hidden, _ = params(tokens, Context(position, segment), dtype=jnp.float32, state=layer_state(state))
     return compute_logits(params, hidden)
 
 

@@ -23,6 +23,7 @@ from panax.adapters.huggingface import load
 from panax.adapters.huggingface.export import named_tensors
 from panax.layers import Context
 from panax.models import compute_logits
+from panax.models.decoder.model import layer_state
 
 SEEDS = range(4)
 """Batches over which squared errors are added: an error of one batch is a sample, and one of thousands of tensors is far out."""
@@ -79,7 +80,7 @@ def error(value: np.ndarray, truth: np.ndarray) -> float:
 def our_logits(example: Example, dtype: Any, tokens: np.ndarray) -> jax.Array:
     @functools.partial(jax.jit, compiler_options=AS_TRAINED)
     def run(params, tokens, position):
-        hidden, _ = params(tokens, Context(position, None), dtype=dtype, state=example.state.get("router_bias"))
+        hidden, _ = params(tokens, Context(position, None), dtype=dtype, state=layer_state(example.state))
         return compute_logits(params, hidden)
 
     return run(example.params, jnp.asarray(tokens), jnp.asarray(positions()))
@@ -93,7 +94,7 @@ def our_step(example: Example) -> Callable[[np.ndarray, np.ndarray], dict[str, n
         def mean_loss(params):
             return example.task.loss(params, example.state, batch, jax.random.key(0), True).losses["cross_entropy"].mean
 
-        context, bias = Context(position, None), example.state.get("router_bias")
+        context, bias = Context(position, None), layer_state(example.state)
         hidden, _ = params(batch["tokens"], context, dtype=jnp.float32, state=bias)
         return compute_logits(params, hidden), jax.grad(mean_loss)(params)
 

@@ -15,6 +15,7 @@ from in_float64 import InFloat64, widened
 from panax.adapters.huggingface import config_from, load
 from panax.layers import Context
 from panax.models import DecoderTask, compute_logits
+from panax.models.decoder.model import layer_state
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +75,7 @@ def test_one_layer_of_a_released_width(name: str, tmp_path: Path) -> None:
         @jax.jit
         def logits(params: Any, dtype: str = dtype) -> jax.Array:
             context = Context(place)
-            hidden, _ = params(jnp.asarray(tokens), context, dtype=jnp.dtype(dtype), state=state.get("router_bias"))
+            hidden, _ = params(jnp.asarray(tokens), context, dtype=jnp.dtype(dtype), state=layer_state(state))
             return compute_logits(params, hidden)
 
         ours = np.asarray(logits(params), np.float32)

@@ -71,8 +71,7 @@ class Decoder(Module):
         """Return the final hidden states, in `dtype`, and the layers' auxiliary outputs.
 
         Args:
-            state: State of the layers that have one (a mixture's selection bias), stacked along a leading
-                layer axis.
+            state: Inputs of the mixture layers beside the residual stream (`layer_state`), stacked along a leading layer axis.
         """
         x, reports = run_stacks(self.stacks, self.enter(tokens, context, dtype), context, remat, state)
         return self.normalize(x), reports
