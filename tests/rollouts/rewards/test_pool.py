@@ -103,7 +103,8 @@ def test_processes_have_the_environment_that_the_user_set(monkeypatch):
 
 
 PARENT = f"""
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 sys.path.insert(0, {str(FOLDER)!r})
 from panax.rollouts import Reward, RewardPool
 pool = RewardPool([Reward(function="sick_rewards:misbehave", seconds=1000)], 2)

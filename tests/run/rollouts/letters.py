@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 from panax import Experiment
 from panax.checkpoint import CheckpointConfig
@@ -13,12 +14,14 @@ from panax.run import EvaluateConfig
 
 REWARDS = __file__.replace("letters.py", "reward_functions.py")
 PROMPTS = "abcdefghijklmnop"
+MARK = "LETTERS_MARK"
+"""Variable with the file by which rewards count: in the records it would change which prompts are held out."""
 
 
 def write_files(folder):
     """The prompts and a tokenizer of bytes."""
-    mark = str(folder / "mark")
-    lines = [json.dumps({"prompt": letter, "mark": mark}) for letter in PROMPTS]
+    os.environ[MARK] = str(folder / "mark")
+    lines = [json.dumps({"prompt": letter}) for letter in PROMPTS]
     (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "text.txt").write_text("abcdefgh " * 50)
     tokenizer = BytePairTokenizer(vocab_size=257).train(TextFiles(paths=(str(folder / "text.txt"),)))

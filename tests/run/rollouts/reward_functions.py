@@ -1,5 +1,6 @@
 """Reward functions, which processes import from this file."""
 
+import os
 import random
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ def any_number(answer, record):
 
 def hangs_once(answer, record):
     """The first call for a prompt marked so never ends."""
-    mark = Path(record["mark"])
+    mark = Path(os.environ["LETTERS_MARK"])
     if record["prompt"] == "b" and not mark.exists():
         mark.touch()
         time.sleep(60)
@@ -29,7 +30,7 @@ def fails_on_b(answer, record):
 
 
 def counts_calls(answer, record):
-    with open(record["mark"], "a") as file:
+    with open(os.environ["LETTERS_MARK"], "a") as file:
         file.write("x")
     return float(len(answer) % 3)
 

@@ -12,8 +12,10 @@ from panax.core.errors import RecipeError
 from panax.layers import MoE
 from panax.mesh import MeshShape
 from panax.models import PolicyGradient
+from panax.optim import Schedule, Sgd
 from panax.run.reporting.history import read_history
 
+SGD = Sgd(schedule=Schedule(peak=0.5, warmup_steps=1))
 MIXTURE = MoE(experts=4, active=2, ffn=16, first_dense=1, balance=0.0)
 
 
@@ -39,7 +41,7 @@ def test_several_updates_replay_what_was_drawn_and_resume_exactly(files, tmp_pat
     rows = read_history(tmp_path / "one")
     # The gap is between the sampler and the parameters before the first update, of the same experts.
     assert max(row["train/gap/largest"] for row in rows) < 1e-4
-    assert [row["train/ratio"] == 1.0 for row in rows] == [True, False, False, False] * 2
+    assert [row["train/ratio"] == pytest.approx(1.0, abs=1e-6) for row in rows] == [True, False, False, False] * 2
     assert rows[0]["train/kl"] == pytest.approx(0.0, abs=1e-6)
     shutil.rmtree(tmp_path / "one" / "checkpoints" / "step_00000008")
     assert same(undisturbed, run(experiment))
@@ -59,11 +61,12 @@ def test_with_one_update_replay_changes_no_bit(files, tmp_path):
 def test_meshes_replay_alike(files, tmp_path):
     shape = MeshShape(fsdp=1, expert=2, tensor=2)
     one, other = (
-        run(mixture(files, tmp_path / str(count), mesh=mesh, num_steps=3), count)
+        # Adam would turn the rounding of a small gradient into a large update.
+        run(mixture(files, tmp_path / str(count), mesh=mesh, num_steps=3, optimizer=SGD), count)
         for mesh, count in ((MeshShape(), 1), (shape, 4))
     )
     for first, second in zip(params(one), params(other), strict=True):
-        np.testing.assert_allclose(first, second, atol=2e-4)
+        np.testing.assert_allclose(first, second, atol=2e-5)
 
 
 def test_rollouts_of_a_mixture_that_drops_tokens_are_refused(files, tmp_path):

@@ -21,7 +21,7 @@ from panax.hooks import Hook
 from panax.kernels import Kernels
 from panax.mesh import MeshShape
 from panax.models import NextToken, PolicyGradient
-from panax.optim import AdamW, Schedule
+from panax.optim import AdamW, Schedule, Sgd
 from panax.rollouts.journal import JOURNAL_FILE, JournalEntry
 from panax.run import EvaluateConfig
 from panax.run.reporting.history import read_history
@@ -67,7 +67,6 @@ def test_the_reward_rises_and_everything_is_logged(files, tmp_path):
     result = run(experiment)
     rows = read_history(tmp_path / "run")
     first, last = (np.mean([row["rollout/reward"] for row in part]) for part in (rows[:3], rows[-3:]))
-    # The prompts that are held out, and so the numbers, depend on the folder.
     assert last > 2.0 * first
     assert result.evaluation["reward"] > 2.0 * first and result.evaluation["loss"] == -result.evaluation["reward"]
     named = {
@@ -132,7 +131,7 @@ def test_several_updates_of_a_rollout_are_saved_at_its_end(files, tmp_path):
     assert steps == [4, 8, 12]
     rows = read_history(tmp_path / "one")
     # The first update of a rollout is of the parameters that drew it.
-    assert [row["train/ratio"] == 1.0 for row in rows] == [True, False, False, False] * 3
+    assert [row["train/ratio"] == pytest.approx(1.0, abs=1e-6) for row in rows] == [True, False, False, False] * 3
     assert rows[0]["train/kl"] == pytest.approx(0.0, abs=1e-6) and rows[-1]["train/kl"] > 1e-4
     for step in (8, 12):
         shutil.rmtree(tmp_path / "one" / "checkpoints" / f"step_{step:08d}")
@@ -223,7 +222,9 @@ def test_meshes_draw_and_learn_alike(files, tmp_path, shape, devices):
     results = []
     for number, (mesh, count) in enumerate(((MeshShape(), 1), (shape, devices))):
         parts = StepConfig(micro_batches=shape.stage)
-        experiment = letters(files, mesh=mesh, step=parts, directory=str(tmp_path / str(number)), num_steps=3)
+        # Adam would turn the rounding of a small gradient into a large update.
+        settings = {"mesh": mesh, "step": parts, "optimizer": Sgd(schedule=Schedule(peak=0.5, warmup_steps=1))}
+        experiment = letters(files, directory=str(tmp_path / str(number)), num_steps=3, **settings)
         model = dataclasses.replace(experiment.task.model, num_layers=shape.stage)
         results.append(
             run(dataclasses.replace(experiment, task=dataclasses.replace(experiment.task, model=model)), count)
@@ -231,7 +232,7 @@ def test_meshes_draw_and_learn_alike(files, tmp_path, shape, devices):
     one, other = (journal(tmp_path / str(number)) for number in range(2))
     assert [entry.digests for entry in one] == [entry.digests for entry in other]
     for first, second in zip(*map(params, results), strict=True):
-        np.testing.assert_allclose(first, second, atol=2e-4)
+        np.testing.assert_allclose(first, second, atol=2e-5)
 
 
 def test_failed_rewards_end_the_run_or_are_left_out(files, tmp_path):
