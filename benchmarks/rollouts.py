@@ -1,4 +1,4 @@
-"""What the recipes of reinforcement learning learn, over seeds: greedy answers before and after, by the recipe's own reward.
+"""Results of the recipes of reinforcement learning over seeds: greedy answers before and after, by the recipe's own reward.
 
 For each seed, the first recipe is trained, and from its checkpoint the second one. Both answer the first recipe's questions
 greedily. `reward` is the mean of the second recipe's first reward, `distinct` the share of different answers, `seconds` the time
