@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from panax.data import BytePairTokenizer, PretrainedTokenizer, TextFiles
 from panax.data.files.cache import cache_directory, read_or_build
@@ -55,16 +56,17 @@ def _make(folder: Path) -> None:
 
     either = [{"prompt": text, "answer": f" {draw.choice(pair)}"} for text, pair in prompts(trained, 4000)]
     ordered = [(text, *sorted(pair)) for text, pair in prompts(trained, 2000)]
-    _write(folder / "either.jsonl", either)
-    _write(folder / "first.jsonl", ({"prompt": text, "answer": f" {first}"} for text, first, _ in ordered))
+    write_records(folder / "either.jsonl", either)
+    write_records(folder / "first.jsonl", ({"prompt": text, "answer": f" {first}"} for text, first, _ in ordered))
     pairs = ({"prompt": text, "chosen": f" {first}", "rejected": f" {last}"} for text, first, last in ordered)
-    _write(folder / "pairs.jsonl", pairs)
+    write_records(folder / "pairs.jsonl", pairs)
     questions = ({"prompt": text, "answer": min(pair)} for text, pair in prompts(asked, QUESTIONS))
-    _write(folder / "questions.jsonl", questions)
+    write_records(folder / "questions.jsonl", questions)
     texts = folder / "texts.txt"
     texts.write_text("\n".join(record["prompt"] + record["answer"] for record in either))
     BytePairTokenizer(vocab_size=320).train(TextFiles(paths=(str(texts),))).save(folder / "tokenizer")
 
 
-def _write(path: Path, records: Iterable[Mapping[str, str]]) -> None:
+def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write records as JSON lines."""
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))

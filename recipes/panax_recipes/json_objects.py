@@ -4,12 +4,14 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from panax.data import BytePairTokenizer, PretrainedTokenizer, TextFiles
 from panax.data.files.cache import cache_directory, read_or_build
+
+from .choices import write_records
 
 NAME = "recipe-json-objects-v1"
 
@@ -72,9 +74,11 @@ def _make(folder: Path) -> None:
     held_out = {pair for values in asked for pair in _pairs(values)}
     requests = _requests(draw, held_out)
     answered = list(itertools.islice(requests, ANSWERED))
-    _write(folder / "answered.jsonl", ({"prompt": _ask(each), "answer": _answer(each, draw)} for each in answered))
-    _write(folder / "prompts.jsonl", map(_record, itertools.islice(requests, PROMPTS)))
-    _write(folder / "questions.jsonl", ({**_record(each), "answer": _write_object(each)} for each in asked))
+    write_records(
+        folder / "answered.jsonl", ({"prompt": _ask(each), "answer": _answer(each, draw)} for each in answered)
+    )
+    write_records(folder / "prompts.jsonl", map(_record, itertools.islice(requests, PROMPTS)))
+    write_records(folder / "questions.jsonl", ({**_record(each), "answer": _write_object(each)} for each in asked))
     texts = folder / "texts.txt"
     # A space before a word is a token too, so that the word in the request is the one in the answer.
     marks = [re.sub(r"\w+", "X", _write_object(each)) for each in answered[:100]]
@@ -147,7 +151,3 @@ def _record(values: Mapping[str, Any]) -> dict[str, Any]:
         "additionalProperties": False,
     }
     return {"prompt": _ask(values), "schema": schema, "values": values}
-
-
-def _write(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))

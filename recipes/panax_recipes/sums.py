@@ -1,14 +1,15 @@
 """Sums of two numbers for the first runs of reinforcement learning. Made on this machine, with a tokenizer."""
 
-import json
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from panax.data import BytePairTokenizer, PretrainedTokenizer, TextFiles
 from panax.data.files.cache import cache_directory, read_or_build
+
+from .choices import write_records
 
 NAME = "recipe-sums-v3"
 
@@ -51,7 +52,7 @@ def _make(folder: Path) -> None:
     pairs = [(one, other) for one in NUMBERS for other in NUMBERS]
     draw.shuffle(pairs)
     held_out, trained = pairs[:HELD_OUT], pairs[HELD_OUT:]
-    _write(
+    write_records(
         folder / "answered.jsonl",
         (
             {"prompt": f"{a}+{b}=", "answer": str(a + b + draw.choice(ERRORS))}
@@ -59,13 +60,9 @@ def _make(folder: Path) -> None:
             for a, b in trained
         ),
     )
-    _write(folder / "prompts.jsonl", ({"prompt": f"{a}+{b}=", "answer": a + b} for a, b in trained))
-    _write(folder / "questions.jsonl", ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in held_out))
+    write_records(folder / "prompts.jsonl", ({"prompt": f"{a}+{b}=", "answer": a + b} for a, b in trained))
+    write_records(folder / "questions.jsonl", ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in held_out))
     texts = folder / "texts.txt"
     texts.write_text("\n".join(f"{a}+{b}={a + b}" for a, b in trained[:100]))
     # One id for each byte, and the end of a document: no two digits are one token.
     BytePairTokenizer(vocab_size=257).train(TextFiles(paths=(str(texts),))).save(folder / "tokenizer")
-
-
-def _write(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))

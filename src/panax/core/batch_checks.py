@@ -22,6 +22,21 @@ ROW_LEAF = "row"
 MASK_LEAF = "loss_mask"
 """Leaf with the weight of each row or position in the loss."""
 
+ADVANTAGE_LEAF = "advantage"
+"""Leaf with the advantage of each action of a rollout."""
+
+BEHAVIOR_LEAF = "behavior_log_probability"
+"""Leaf with the log-probability of each action under the distribution that it was drawn from."""
+
+OLD_LEAF = "old_log_probability"
+"""Leaf with the trainer's log-probability of each action, before the first update of its rollout."""
+
+REFERENCE_LEAF = "reference_log_probability"
+"""Leaf with the reference model's log-probability of each target."""
+
+EXPERTS_LEAF = "experts"
+"""Leaf with the experts that each position was drawn with, of each mixture layer; -1 for any."""
+
 
 class LeafRange(NamedTuple):
     """The allowed values of one leaf of a batch.

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..checkpoint import raise_on_all_processes
+from ..core.batch_checks import ADVANTAGE_LEAF
 from ..core.errors import DataError, TrainingError
 from ..generate import GenerationEngine, GenerationRequest, Sampling
 from ..generate.sampling import MAX_SEED
@@ -22,7 +23,7 @@ from .prompts import PROMPT
 from .rewards.pool import RewardPool
 from .rewards.reward import Verdict, weigh_verdicts
 from .rollout_data import OpenedRollouts
-from .rows import ADVANTAGE, make_rows
+from .rows import make_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ class RolloutBatch:
     @property
     def has_signal(self) -> bool:
         """Return True if an answer can be learned from."""
-        return bool(self.batch[ADVANTAGE].any())
+        return bool(self.batch[ADVANTAGE_LEAF].any())
 
 
 class Collector:

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
 
 from ..core import Task
+from ..core.batch_checks import EXPERTS_LEAF
 from ..core.errors import DataError, RecipeError
 from ..core.sanitize import make_printable
 from ..core.validation import Validated
@@ -19,7 +20,7 @@ from .advantages import Baseline, Scale, check_advantage_settings
 from .environments.reasoning_gym_prompts import ReasoningGym
 from .prompts import PROMPT, PromptFiles, Record
 from .rewards.reward import Reward
-from .rows import EXPERTS, ID_LEAVES, rollout_axes
+from .rows import ID_LEAVES, rollout_axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ class RolloutData(Validated):
         record = () if needs is None or needs.experts is None else needs.experts
         return {
             name: jax.ShapeDtypeStruct((*shape, *record), np.int32)
-            if name == EXPERTS
+            if name == EXPERTS_LEAF
             else jax.ShapeDtypeStruct(shape, np.int32 if name in ID_LEAVES else np.float32)
             for name in rollout_axes(task)
         }
@@ -175,7 +176,7 @@ class OpenedRollouts:
 
     settings: RolloutData
     tokenizer: Tokenizer
-    records: Any
+    records: Sequence[Record]
     train: ExampleSource
     held_out: ExampleSource | None
 

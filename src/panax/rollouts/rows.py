@@ -6,22 +6,12 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..core import Axes, Task
+from ..core.batch_checks import ADVANTAGE_LEAF, BEHAVIOR_LEAF, EXPERTS_LEAF, MASK_LEAF, OLD_LEAF, REFERENCE_LEAF
 from .answers import SampledAnswer
 
-ADVANTAGE = "advantage"
-BEHAVIOR = "behavior_log_probability"
-"""Leaf with the log-probability of each action under the distribution that it was drawn from."""
-
 ID_LEAVES = ("tokens", "targets", "segment", "position")
-LEAVES = (*ID_LEAVES, "loss_mask", ADVANTAGE, BEHAVIOR)
+LEAVES = (*ID_LEAVES, MASK_LEAF, ADVANTAGE_LEAF, BEHAVIOR_LEAF)
 AXES: Mapping[str, Axes] = dict.fromkeys(LEAVES, ("batch", "seq"))
-
-OLD, REFERENCE = "old_log_probability", "reference_log_probability"
-"""Leaves with log-probabilities of the actions by the trainer: before the first update of their rollout, and before the
-first step of the run."""
-
-EXPERTS = "experts"
-"""Leaf with the experts that each position was drawn with, of each mixture layer; -1 for positions without a token."""
 
 EXPERTS_AXES: Axes = ("batch", "seq", None, None)
 
@@ -30,10 +20,12 @@ def rollout_axes(task: Task) -> dict[str, Axes]:
     """Return the logical axes of the leaves of the batch from which a task learns."""
     needs = task.rollout_needs
     further = (
-        () if needs is None else [name for name, reads in ((OLD, needs.old), (REFERENCE, needs.reference)) if reads]
+        ()
+        if needs is None
+        else [name for name, reads in ((OLD_LEAF, needs.old), (REFERENCE_LEAF, needs.reference)) if reads]
     )
     axes = {**AXES, **dict.fromkeys(further, ("batch", "seq"))}
-    return axes if needs is None or needs.experts is None else {**axes, EXPERTS: EXPERTS_AXES}
+    return axes if needs is None or needs.experts is None else {**axes, EXPERTS_LEAF: EXPERTS_AXES}
 
 
 def split_updates(
@@ -79,12 +71,12 @@ def make_rows(
         rows["tokens"][row, :size], rows["targets"][row, :size] = ids[:-1], ids[1:]
         rows["segment"][row, :size], rows["position"][row, :size] = 1, np.arange(size)
         if counted[row]:
-            rows["loss_mask"][row, first:size] = 1.0
-            rows[ADVANTAGE][row, first:size] = advantages[row]
-            rows[BEHAVIOR][row, first:size] = answer.log_probabilities
+            rows[MASK_LEAF][row, first:size] = 1.0
+            rows[ADVANTAGE_LEAF][row, first:size] = advantages[row]
+            rows[BEHAVIOR_LEAF][row, first:size] = answer.log_probabilities
     recorded = [answer.experts for answer in answers if answer.experts is not None]
     if recorded:
-        rows[EXPERTS] = np.full((len(answers), length, *recorded[0].shape[1:]), -1, np.int32)
+        rows[EXPERTS_LEAF] = np.full((len(answers), length, *recorded[0].shape[1:]), -1, np.int32)
         for row, experts in enumerate(recorded):
-            rows[EXPERTS][row, : len(experts)] = experts
+            rows[EXPERTS_LEAF][row, : len(experts)] = experts
     return rows

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from ...core.batch_checks import LeafRange, id_range
+from ...core.batch_checks import EXPERTS_LEAF, LeafRange, id_range
 from ...core.errors import RecipeError
 from ...layers.moe.routing import RouterState
 from ...spmd import local_sequence
-from ..objectives.objective import EXPERTS_LEAF, DecoderObjective
+from ..objectives.objective import DecoderObjective
 from .config import DecoderConfig
 
 

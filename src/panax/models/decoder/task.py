@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ...core import Axes, Batch, DataFacts, named_leaves
-from ...core.batch_checks import MASK_LEAF, WEIGHT_RANGE, LeafRange, id_range
+from ...core.batch_checks import EXPERTS_LEAF, MASK_LEAF, WEIGHT_RANGE, LeafRange, id_range
 from ...core.errors import RecipeError
 from ...core.layout.layout import axis_size
 from ...core.measures import Losses, Metrics
@@ -30,7 +30,7 @@ from ..lora import LoRA, add_adapters
 from ..objectives.likely_tokens import LikelyTokensOf
 from ..objectives.log_probabilities import TargetLogProbabilities
 from ..objectives.next_token import NextToken
-from ..objectives.objective import EXPERTS_LEAF, DecoderObjective, VocabularyHead
+from ..objectives.objective import DecoderObjective, VocabularyHead
 from ..task_metrics import TokenMetric, check_names, compute_token_metrics, metrics_field
 from .base_width import BaseWidth
 from .config import DecoderConfig

@@ -20,9 +20,6 @@ from ...core.task import RolloutNeeds
 from ...kernels import CrossEntropySettings
 from ...layers import TokenLoss, TokenTops, TopTokens, token_log_probabilities, token_loss, token_top_log_probabilities
 
-EXPERTS_LEAF = "experts"
-"""Leaf with the experts that each position was drawn with, of each mixture layer; -1 for any."""
-
 EXPERTS_AXES: Axes = ("batch", "seq", None, None)
 
 

@@ -9,13 +9,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ...core import Axes, Batch, Loss, Mean, Sum
-from ...core.batch_checks import MASK_LEAF, LeafRange
+from ...core.batch_checks import (
+    ADVANTAGE_LEAF,
+    BEHAVIOR_LEAF,
+    EXPERTS_LEAF,
+    MASK_LEAF,
+    OLD_LEAF,
+    REFERENCE_LEAF,
+    LeafRange,
+)
 from ...core.errors import RecipeError
 from ...core.measures import NO_FAULT, DataChecks, Losses, Maximum, Metrics
 from ...core.task import RolloutNeeds
 from ...core.validation import Validated
 from .answer_order import number_targets
-from .objective import EXPERTS_AXES, EXPERTS_LEAF, DecoderObjective, VocabularyHead
+from .objective import EXPERTS_AXES, DecoderObjective, VocabularyHead
 from .policy_losses import (
     POLICY_LOSSES,
     ActionLoss,
@@ -26,17 +34,7 @@ from .policy_losses import (
     correct_sampling,
     estimate_divergence,
 )
-from .preference import REFERENCE_LEAF
 from .segment_totals import expand_sums, find_slots, sum_segments
-
-ADVANTAGE_LEAF = "advantage"
-"""Leaf with the advantage of each action."""
-
-BEHAVIOR_LEAF = "behavior_log_probability"
-"""Leaf with the log-probability that the sampler drew each action with."""
-
-OLD_LEAF = "old_log_probability"
-"""Leaf with the trainer's log-probability of each action, before the first update of its rollout."""
 
 _AXES = ("batch", "seq")
 _ADVICE = (

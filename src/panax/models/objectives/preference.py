@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ...core import Axes, Batch, Loss, Mean, Sum
-from ...core.batch_checks import MASK_LEAF, LeafRange
+from ...core.batch_checks import MASK_LEAF, REFERENCE_LEAF, LeafRange
 from ...core.errors import RecipeError
 from ...core.measures import Losses, Metrics
 from ...core.validation import Validated
@@ -20,9 +20,6 @@ from .objective import DecoderObjective, VocabularyHead
 from .pair_checks import check_pairs, count_chosen_starts, mark_chosen
 from .preference_losses import PREFERENCE_LOSSES, Answers, Divergence, PairLoss, Pairs, PreferenceLoss
 from .segment_totals import find_slots, sum_own_positions, sum_segments
-
-REFERENCE_LEAF = "reference_log_probability"
-"""Leaf with the reference model's log-probability of each target."""
 
 REFERENCE_RANGE = LeafRange(
     counted_by=MASK_LEAF, advice="compute it for these pairs, as they are cut to rows, with panax.add_reference"

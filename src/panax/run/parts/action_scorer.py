@@ -8,10 +8,11 @@ import jax
 import numpy as np
 
 from ...core import TrainState
+from ...core.batch_checks import BEHAVIOR_LEAF, EXPERTS_LEAF, OLD_LEAF, REFERENCE_LEAF
 from ...core.errors import RecipeError
 from ...core.task import LOG_PROBABILITIES
 from ...job.heartbeat import heartbeat
-from ...rollouts.rows import AXES, BEHAVIOR, EXPERTS, EXPERTS_AXES, OLD, REFERENCE
+from ...rollouts.rows import AXES, EXPERTS_AXES
 from ...train import CompiledStep
 from ..folder.initial_state import init_state
 from ..opened_data import LogFn
@@ -48,7 +49,7 @@ class ActionScorer:
         )
         rows, length = self._settings.num_answers, self._settings.length
         task = prepared.task.log_probability_task(rows, length, temperature=needs.temperature)
-        axes = AXES if needs.experts is None else {**AXES, EXPERTS: EXPERTS_AXES}
+        axes = AXES if needs.experts is None else {**AXES, EXPERTS_LEAF: EXPERTS_AXES}
         self._step = CompiledStep(make_program(experiment, task), step.placement, axes)
 
     def begin(self, state: TrainState, start: RunStart) -> None:
@@ -73,15 +74,15 @@ class ActionScorer:
         plain = batch if held is None else {name: leaf[held.rows] for name, leaf in batch.items()}
         sent = self._step.put(plain, held)
         if self._needs.old:
-            leaves[OLD] = self._evaluate(state, sent)
+            leaves[OLD_LEAF] = self._evaluate(state, sent)
         if self._needs.reference:
             # The reference model uses the experts that it would choose, whatever the sampler did.
-            free = {name: leaf for name, leaf in sent.items() if name != EXPERTS}
-            leaves[REFERENCE] = self._evaluate(dataclasses.replace(state, params=self._reference), free)
+            free = {name: leaf for name, leaf in sent.items() if name != EXPERTS_LEAF}
+            leaves[REFERENCE_LEAF] = self._evaluate(dataclasses.replace(state, params=self._reference), free)
         return leaves
 
     def _evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> np.ndarray:
         assert self._step is not None
         measures = self._step.evaluate(state, dict(batch))
         values = np.asarray(measures["metrics"][LOG_PROBABILITIES].value)
-        return values.astype(batch[BEHAVIOR].dtype)
+        return values.astype(batch[BEHAVIOR_LEAF].dtype)

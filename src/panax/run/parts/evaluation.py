@@ -1,5 +1,7 @@
 """Evaluation of a run on its held-out data: every few steps, on request, and at its end."""
 
+from typing import Any
+
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
 from ..recovery.emergency_save import EmergencySave
@@ -16,7 +18,7 @@ class PeriodicEvaluation(RunPart):
     def __init__(
         self,
         prepared: PreparedRun,
-        batches: StepBatches,
+        batches: StepBatches[Any],
         report: RunReporter,
         interrupt: SignalHandler,
         emergency: EmergencySave,

@@ -50,12 +50,11 @@ class PromptBatch(NamedTuple):
     number: int
 
 
-class RolloutBatches(StepBatches):
+class RolloutBatches(StepBatches[PromptBatch]):
     """Rollouts, drawn by the parameters that the step begins with, on the run's mesh."""
 
     def __init__(self, prepared: PreparedRun, report: RunReporter, interrupt: SignalHandler, say: LogFn):
-        super().__init__(prepared)
-        self._interrupt = interrupt
+        self._prepared, self._interrupt = prepared, interrupt
         rollouts = prepared.data.rollouts
         assert rollouts is not None
         self._report, self._say, self._settings = report, say, rollouts.settings
@@ -74,7 +73,7 @@ class RolloutBatches(StepBatches):
         if is_process_zero():
             self._journal.read(run.drawn)
 
-    def open(self, run: RunProgress, skipped: Collection[int]) -> PrefetchIterator[Any]:
+    def open(self, run: RunProgress, skipped: Collection[int]) -> PrefetchIterator[PromptBatch]:
         return PrefetchIterator(self._prompts(run.position, run.drawn, skipped), PREFETCH_BATCHES)
 
     def _prompts(self, position: Position | None, drawn: int, skipped: Collection[int]) -> Iterator[PromptBatch]:
@@ -90,14 +89,13 @@ class RolloutBatches(StepBatches):
         if self._interrupt.should_abandon_wait():
             raise EvaluationStopped
 
-    def make(self, run: RunProgress, item: Any, following: Callable[[], Any]) -> MadeBatches:
+    def make(self, run: RunProgress, item: PromptBatch, following: Callable[[], PromptBatch | None]) -> MadeBatches:
         """Draw a rollout, and return the batches of its updates on the devices; none if the run is to stop meanwhile.
 
         Raises:
             DataError: A prompt is too long.
             TrainingError: A reward failed.
         """
-        assert isinstance(item, PromptBatch)
         # The step before is done when its parameters are read; its scalars may end the run.
         self._report.flush()
         settings, step = self._settings, self._prepared.step
@@ -118,7 +116,9 @@ class RolloutBatches(StepBatches):
             sent = [step.put({name: leaf[held.rows] for name, leaf in update.items()}, held) for update in updates]
         return MadeBatches(sent, last.position, last.number)
 
-    def _draw(self, step: int, item: PromptBatch, following: Callable[[], Any]) -> tuple[RolloutBatch, PromptBatch]:
+    def _draw(
+        self, step: int, item: PromptBatch, following: Callable[[], PromptBatch | None]
+    ) -> tuple[RolloutBatch, PromptBatch]:
         """Draw a rollout, with further batches of prompts if some have no signal; return the last of these too."""
         settings = self._settings
         parts = [self._collector.collect(item.number, step, item.prompts, self._journal)]

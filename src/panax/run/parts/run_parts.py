@@ -1,6 +1,7 @@
 """The parts of a run, and their order."""
 
 import dataclasses
+from typing import Any
 
 from ...checkpoint import Checkpointer, MemoryTier
 from ..folder.base_model import NamedBase
@@ -19,7 +20,7 @@ from .hook_runner import HookRunner
 from .questions import PeriodicQuestions
 from .rollout_batches import RolloutBatches
 from .run_part import RunPart
-from .step_batches import StepBatches
+from .step_batches import DataBatches, StepBatches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ class RunParts:
     """
 
     report: RunReporter
-    batches: StepBatches
+    batches: StepBatches[Any]
     rollback: RollbackController
     verifier: SdcVerifier
     interrupt: SignalHandler
@@ -77,7 +78,7 @@ class RunParts:
         )
         emergency = EmergencySave(checkpoints, rollback, report, say)
         has_rollouts = prepared.data.rollouts is not None
-        batches = RolloutBatches(prepared, report, interrupt, say) if has_rollouts else StepBatches(prepared)
+        batches = RolloutBatches(prepared, report, interrupt, say) if has_rollouts else DataBatches(prepared)
         return cls(
             report=report,
             batches=batches,

@@ -1,8 +1,9 @@
 """The batches of a run's steps, and its evaluations: both from the data, as it is."""
 
+import abc
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 
@@ -14,6 +15,8 @@ from ..feed import DeviceBatch, prefetch_to_device
 from ..preparation import PreparedRun
 from ..reporting.report import RunReporter
 from .run_part import RunPart, RunProgress
+
+Item = TypeVar("Item")
 
 
 class EvaluationStopped(Exception):
@@ -34,33 +37,26 @@ class MadeBatches(NamedTuple):
     number: int
 
 
-class StepBatches(RunPart):
-    """The data's batches, sent to the devices ahead of the steps."""
+class StepBatches(RunPart, Generic[Item]):
+    """The batches of a run's steps, made of items of its data, and its evaluations."""
 
-    def __init__(self, prepared: PreparedRun):
-        self._prepared = prepared
-
-    def open(self, run: RunProgress, skipped: Collection[int]) -> PrefetchIterator[Any]:
+    @abc.abstractmethod
+    def open(self, run: RunProgress, skipped: Collection[int]) -> PrefetchIterator[Item]:
         """Read the data from the run's position on.
 
         Args:
             skipped: Numbers of batches that are skipped.
-
-        Returns:
-            Items with `position` and `number` as those of a `DeviceBatch`.
         """
-        source, step = self._prepared.data.train, self._prepared.step
-        return prefetch_to_device(source, step, run.position, num_drawn=run.drawn, skipped=skipped)
 
-    def make(self, run: RunProgress, item: Any, following: Callable[[], Any]) -> MadeBatches:
+    @abc.abstractmethod
+    def make(self, run: RunProgress, item: Item, following: Callable[[], Item | None]) -> MadeBatches:
         """Return the batches of the next steps, given an item of the data.
 
         Args:
             following: Returns the next item of the data, which is used up then; None at its end.
         """
-        assert isinstance(item, DeviceBatch)
-        return MadeBatches([item.batch], item.position, item.number)
 
+    @abc.abstractmethod
     def evaluate(self, state: TrainState, step: int, should_stop: Callable[[], bool]) -> Mapping[str, float] | None:
         """Evaluate a state on the held-out data; None without any, and empty if nothing in it counts.
 
@@ -71,6 +67,25 @@ class StepBatches(RunPart):
         Raises:
             EvaluationStopped: The run is to stop.
         """
+
+    def close(self) -> None:
+        """Release resources outside of this process, such as other processes."""
+
+
+class DataBatches(StepBatches[DeviceBatch]):
+    """The data's batches as they are, sent to the devices ahead of the steps."""
+
+    def __init__(self, prepared: PreparedRun):
+        self._prepared = prepared
+
+    def open(self, run: RunProgress, skipped: Collection[int]) -> PrefetchIterator[DeviceBatch]:
+        source, step = self._prepared.data.train, self._prepared.step
+        return prefetch_to_device(source, step, run.position, num_drawn=run.drawn, skipped=skipped)
+
+    def make(self, run: RunProgress, item: DeviceBatch, following: Callable[[], DeviceBatch | None]) -> MadeBatches:
+        return MadeBatches([item.batch], item.position, item.number)
+
+    def evaluate(self, state: TrainState, step: int, should_stop: Callable[[], bool]) -> Mapping[str, float] | None:
         prepared = self._prepared
         if prepared.data.held_out is None:
             return None
@@ -80,9 +95,6 @@ class StepBatches(RunPart):
         ) as batches:
             values = evaluate_sent(prepared.step, state, _followed(batches, should_stop))
         return prepared.data.add_bits_per_byte(values)
-
-    def close(self) -> None:
-        """Release resources outside of this process, such as other processes."""
 
 
 def _followed(batches: Iterable[DeviceBatch], should_stop: Callable[[], bool]) -> Iterator[dict[str, jax.Array]]:
@@ -103,7 +115,7 @@ def check_continues(should_stop: Callable[[], bool]) -> None:
 
 
 def evaluate_state(
-    batches: StepBatches,
+    batches: StepBatches[Any],
     state: TrainState,
     step: int,
     report: RunReporter,
