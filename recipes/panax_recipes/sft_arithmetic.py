@@ -18,7 +18,7 @@ def sft_arithmetic() -> Experiment:
     Expected: few greedy answers are right: the wrong ones are twice as frequent each.
     """
     folder = sums_folder()
-    model = DecoderConfig(max_length=16, embed=128, num_layers=4, heads=4, ffn=384, qk_norm=True)
+    model = DecoderConfig(max_length=128, embed=128, num_layers=4, heads=4, ffn=384, qk_norm=True)
     return Experiment(
         name="sft_arithmetic",
         task=DecoderTask(model=model),

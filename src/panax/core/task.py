@@ -55,6 +55,7 @@ class RolloutNeeds(NamedTuple):
         reference: True if it reads log-probabilities by the parameters before the first step.
         max_actions: Number of actions of an answer that the loss assumes; 0 for any.
         experts: Numbers of mixture layers and of experts per token, if it reads the experts that answers were drawn with.
+        max_length: Maximum positions of a row.
     """
 
     temperature: float = 1.0
@@ -62,6 +63,7 @@ class RolloutNeeds(NamedTuple):
     reference: bool = False
     max_actions: int = 0
     experts: tuple[int, int] | None = None
+    max_length: int = 1 << 30
 
 
 class Evaluation(NamedTuple):

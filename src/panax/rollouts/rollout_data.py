@@ -18,6 +18,7 @@ from ..generate import Sampling
 from ..generate.prompts import encode_conversation
 from .advantages import Baseline, Scale, check_advantage_settings
 from .environments.reasoning_gym_prompts import ReasoningGym
+from .packing import MAX_SHAPES
 from .prompts import PROMPT, PromptFiles, Record
 from .rewards.reward import Reward
 from .rows import ID_LEAVES, rollout_axes
@@ -50,6 +51,8 @@ class RolloutData(Validated):
         epochs: Number of times that a rollout's answers are learned from.
         minibatches: Number of updates in each of these; `num_steps` counts updates. With more than one update in all, the
             task's objective needs `several_updates=True`.
+        packing: Pack answers into rows for the updates. Their number follows the answers' lengths, in a few sizes, each of
+            which is compiled when it comes first; otherwise there is one answer in each row, padded to the longest allowed.
         failed_rewards: "stop" ends the run if a reward fails; "exclude" leaves the answer out of the loss.
         processes: Number of processes that run the rewards.
         rows: Number of answers that are drawn at the same time.
@@ -74,6 +77,7 @@ class RolloutData(Validated):
     refills: int = 0
     epochs: int = 1
     minibatches: int = 1
+    packing: bool = True
     failed_rewards: Literal["stop", "exclude"] = "stop"
     processes: int = 2
     rows: int = 64
@@ -126,6 +130,11 @@ class RolloutData(Validated):
         """Return the number of updates that learn from one rollout."""
         return self.epochs * self.minibatches
 
+    @property
+    def shapes(self) -> int:
+        """Return the maximum number of different shapes of the batches that a step takes."""
+        return MAX_SHAPES if self.packing else 1
+
     def sampling(self, seed: int) -> Sampling:
         """Return the settings of a draw."""
         return Sampling(tokens=self.tokens, temperature=self.temperature, stop_ids=self.stop_ids, seed=seed)
@@ -135,7 +144,7 @@ class RolloutData(Validated):
         return Sampling(tokens=self.tokens, temperature=0.0, stop_ids=self.stop_ids)
 
     def batch_shapes(self, task: Task) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shapes of the batch that a step takes."""
+        """Return the shapes of the largest batch that a step takes, before its rows are packed."""
         shape = (self.num_answers // self.minibatches, self.length)
         needs = task.rollout_needs
         record = () if needs is None or needs.experts is None else needs.experts

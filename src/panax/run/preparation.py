@@ -118,7 +118,9 @@ def _opened(experiment: Experiment, say: LogFn) -> OpenedData:
     if isinstance(data, RolloutData):
         rollouts = data.open()
         facts = DataFacts(rollouts.tokenizer.vocab_size, data.length)
-        return OpenedData(rollouts.train, rollouts.held_out, facts, rollouts.tokenizer, rollouts=rollouts)
+        return OpenedData(
+            rollouts.train, rollouts.held_out, facts, rollouts.tokenizer, shapes=data.shapes, rollouts=rollouts
+        )
     if isinstance(data, ExampleData):
         examples = data.open()
         for note in examples.account:

@@ -188,7 +188,10 @@ class DecoderTask(Validated, StagedTask):
     @property
     def rollout_needs(self) -> RolloutNeeds | None:
         needs, moe = self.objective.rollout_needs, self.model.feed_forward
-        if needs is None or moe is None or not self.objective.replays_experts:
+        if needs is None:
+            return None
+        needs = needs._replace(max_length=self.model.max_length)
+        if moe is None or not self.objective.replays_experts:
             return needs
         return needs._replace(experts=(len(self.model.mixture_layers), moe.active))
 

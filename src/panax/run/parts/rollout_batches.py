@@ -6,21 +6,27 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ...checkpoint import raise_on_all_processes
 from ...core import Position, TrainState
+from ...core.batch_checks import MASK_LEAF
 from ...core.errors import RecipeError
 from ...data import PrefetchIterator
 from ...generate import GenerationEngine
 from ...generate.engine import CHUNK
 from ...job.agreement import is_process_zero
 from ...job.heartbeat import heartbeat
+from ...mesh.topology import data_parallel_size
 from ...rollouts.collector import Collector, RolloutBatch
 from ...rollouts.journal import Journal
+from ...rollouts.packing import PackedShapes, pack_answers
 from ...rollouts.prompts import PROMPT
 from ...rollouts.rewards.pool import RewardPool
 from ...rollouts.rows import split_updates
+from ...train import CompiledStep
 from ..feed import PREFETCH_BATCHES
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
@@ -62,6 +68,7 @@ class RolloutBatches(StepBatches[PromptBatch]):
         self._journal = Journal(Path(prepared.folder))
         self._drawn_by: tuple[Any, Any] | None = None
         self._is_compiled, self._without_signal = False, 0
+        self._shapes = choose_shapes(prepared) if self._settings.packing else None
         with raise_on_all_processes():
             rewards, count = rollouts.settings.rewards, rollouts.settings.processes
             self._pool = RewardPool(rewards, count) if is_process_zero() else None
@@ -98,7 +105,7 @@ class RolloutBatches(StepBatches[PromptBatch]):
         """
         # The step before is done when its parameters are read; its scalars may end the run.
         self._report.flush()
-        settings, step = self._settings, self._prepared.step
+        settings = self._settings
         with self._report.clock.measure("rollout"), self._drawing(run.state, run.state.params):
             try:
                 rollout, last = self._draw(run.step, item, following)
@@ -109,12 +116,17 @@ class RolloutBatches(StepBatches[PromptBatch]):
         updates = split_updates(
             leaves, epochs=settings.epochs, minibatches=settings.minibatches, seeds=[settings.seed, item.number]
         )
-        held = step.held_rows(settings.num_answers // settings.minibatches)
+        return MadeBatches([self._send(update) for update in updates], last.position, last.number)
+
+    def _send(self, update: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Put the batch of an update on the devices."""
+        step = self._prepared.step
+        if self._shapes is not None:
+            update = pack_answers(update, self._shapes)
+        held = step.held_rows(len(update[MASK_LEAF]))
         if held is None:
-            sent = [step.put(update, owned=True) for update in updates]
-        else:
-            sent = [step.put({name: leaf[held.rows] for name, leaf in update.items()}, held) for update in updates]
-        return MadeBatches(sent, last.position, last.number)
+            return step.put(update, owned=True)
+        return step.put({name: leaf[held.rows] for name, leaf in update.items()}, held)
 
     def _draw(
         self, step: int, item: PromptBatch, following: Callable[[], PromptBatch | None]
@@ -212,6 +224,19 @@ class RolloutBatches(StepBatches[PromptBatch]):
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
+
+
+def choose_shapes(prepared: PreparedRun) -> PackedShapes:
+    """Return the shapes of the batches of a run's updates."""
+    rollouts, needs, step = prepared.data.rollouts, prepared.task.rollout_needs, prepared.step
+    assert rollouts is not None and needs is not None and isinstance(step, CompiledStep)
+    settings = rollouts.settings
+    return PackedShapes.choose(
+        settings.num_answers // settings.minibatches,
+        settings.length,
+        max_length=needs.max_length,
+        multiple=data_parallel_size(step.placement.sizes) * step.program.config.micro_batches,
+    )
 
 
 def check_draws(prepared: PreparedRun) -> None:
