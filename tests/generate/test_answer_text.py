@@ -1,6 +1,5 @@
 """The text of an answer arrives in whole characters and ends before a stop text, however tokens cut either."""
 
-import numpy as np
 import pytest
 
 from panax.generate import GenerationRequest
@@ -74,7 +73,7 @@ def test_spaces_between_pieces_are_kept():
 
 def test_rows_are_chosen_for_their_common_beginning():
     request = GenerationRequest((1, 2, 3, 4))
-    busy = PendingAnswer(0, 0, request, None, np.zeros(1, bool), np.zeros(1, np.float32))
+    busy = PendingAnswer(0, 0, request, None)
     rows = [EngineRow(busy, (1, 2, 3, 4)), EngineRow(None, (1, 2, 9, 9)), EngineRow(None, ())]
     # The longest beginning is in a busy row: it is copied to the free row with the least to lose.
     assert choose_rows(rows, (1, 2, 3, 4, 5), 2, shares=True) == (2, 0, 4)

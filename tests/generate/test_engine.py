@@ -1,5 +1,7 @@
 """Many requests at once have the bits of each alone, and the log-probabilities of the training forward pass."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,8 @@ from drawing import drawn
 
 from panax.core.errors import DataError, RecipeError
 from panax.generate import GenerationEngine, GenerationRequest, Sampling
+from panax.generate.batching import Batching
+from panax.generate.program_inputs import STOP_IDS
 from panax.layers import Context, Latent, MoE
 from panax.models import DecoderConfig, DecoderTask, DeltaNetConfig, HybridConfig, compute_logits
 
@@ -80,9 +84,60 @@ def check_independence(engine):
     ("name", "prompts"), [("windows", 2), *(pytest.param(name, 3, marks=pytest.mark.full) for name in CONFIGS | OTHERS)]
 )
 def test_several_prompts_at_once_change_no_answer(name, prompts):
-    params, engine = build(name, prompts=prompts)
+    params, engine = build(name, batching=Batching(prompts=prompts))
     check_independence(engine)
     check_log_probabilities(params, engine)
+
+
+@pytest.mark.parametrize(
+    "name", ["windows", *(pytest.param(name, marks=pytest.mark.full) for name in CONFIGS | OTHERS if name != "windows")]
+)
+def test_answers_share_a_prompt_and_are_continued_by_several_tokens(name, models):
+    """The tokens of an engine that runs each answer by itself; with fewer rows than answers, and more answers than share."""
+    params, engine = build(name, batching=Batching(prompts=2, samples=3, steps=4, pieces=False))
+    check_independence(engine)
+    check_log_probabilities(params, engine)
+    asked = [
+        dataclasses.replace(each, sampling=dataclasses.replace(each.sampling, n=5), seeds=(7, 3, 9, 3, 1))
+        for each in requests()
+    ]
+    single = models[name][1] if name in models else build(name)[1]
+    found, expected = engine.generate(asked), single.generate(asked)
+    assert [each.ids for each in found] == [each.ids for each in expected]
+    for one, other in zip(found, expected, strict=True):
+        pairs = zip(one.tokens, other.tokens, strict=True)
+        assert all(a.log_probability == pytest.approx(b.log_probability, abs=2e-6) for a, b in pairs)
+    drawn = [each.ids for each in found if each.number == 1]
+    assert drawn[1] == drawn[3] and len(set(drawn)) == 4
+
+
+def test_an_answer_ends_within_the_tokens_of_a_round(models):
+    """At stop tokens that the program knows and at others, at its length, and under limits that only the host knows."""
+    _, engine = build("windows", batching=Batching(samples=2, steps=8))
+    free = models["windows"][1].generate([GenerationRequest((1, 2), Sampling(tokens=20, seed=5))])[0].ids
+    others = tuple(token for token in range(VOCAB) if token not in free)[:STOP_IDS]
+    for stop_ids in ((free[4],), (*others, free[4])):
+        (found,) = engine.generate([GenerationRequest((1, 2), Sampling(tokens=20, seed=5, stop_ids=stop_ids))])
+        assert found.ids == free[: free.index(free[4])] and found.finish == "stop" and found.end.token == free[4]
+    (found,) = engine.generate([GenerationRequest((1, 2), Sampling(tokens=11, seed=5))])
+    assert found.ids == free[:11] and found.finish == "length"
+    with pytest.raises(RecipeError, match="expected one for each of the n=2 answers"):
+        engine.generate([GenerationRequest((1,), Sampling(tokens=4, n=2), seeds=(1,))])
+    with pytest.raises(RecipeError, match="both draw several tokens"):
+        build("windows", drafts=2, batching=Batching(steps=2))
+
+
+def test_a_canceled_request_leaves_no_answer_that_waits_for_its_prompt(models):
+    _, engine = build("windows", batching=Batching(samples=3, steps=2))
+    expected = [each.ids for each in models["windows"][1].generate(requests())]
+    number = engine.submit(GenerationRequest(prompt(20, 20), Sampling(tokens=3, n=3)))
+    engine.step()
+    engine.cancel(number)
+    assert engine.is_idle
+    stream = engine.stream([GenerationRequest(prompt(20, 20), Sampling(tokens=3, n=3))])
+    next(stream)
+    stream.close()
+    assert [each.ids for each in engine.generate(requests())] == expected
 
 
 @pytest.mark.parametrize("name", CONFIGS)

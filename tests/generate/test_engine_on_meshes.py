@@ -12,6 +12,7 @@ from test_engine import requests
 from panax.core import pair_axes
 from panax.core.errors import RecipeError
 from panax.generate import GenerationEngine, GenerationRequest, Sampling
+from panax.generate.batching import Batching
 from panax.generate.shards import count_row_groups, place_model
 from panax.layers import Context, Latent, MoE
 from panax.mesh import MeshShape, Placement
@@ -107,10 +108,13 @@ def test_every_mesh_generates_what_one_device_does(name, index):
 def test_a_mesh_runs_several_prompts_at_once(name, index):
     task, params, state = build(name)
     one = GenerationEngine(task.incremental_model(params, state), rows=3, chunk=8)
-    several = create(task, params, state, place(task, params, MESHES[index]), rows=8, prompts=2)
+    mesh = place(task, params, MESHES[index])
     asked = [*requests(), *requests()]
-    expected, found = ([each.ids for each in engine.generate(asked)] for engine in (one, several))
-    assert found == expected
+    asked = [dataclasses.replace(each, sampling=dataclasses.replace(each.sampling, n=2)) for each in asked]
+    expected = [each.ids for each in one.generate(asked)]
+    for batching in (Batching(prompts=2), Batching(prompts=1, samples=2, steps=3)):
+        several = create(task, params, state, mesh, rows=16, batching=batching)
+        assert [each.ids for each in several.generate(asked)] == expected
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ from drawing import drawn
 from test_engine_on_meshes import create, place
 
 from panax.generate import GenerationEngine, GenerationRequest, Sampling
+from panax.generate.batching import Batching
 from panax.layers import MoE
 from panax.models import DecoderConfig, DecoderTask, HybridConfig, PolicyGradient
 
@@ -66,7 +67,8 @@ def test_answers_have_the_experts_of_their_whole_text():
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "settings"), [("attention", {"drafts": 2}), ("mamba", {}), ("attention", {"prompts": 2})]
+    ("name", "settings"),
+    [("attention", {"drafts": 2}), ("mamba", {}), ("attention", {"batching": Batching(prompts=2, samples=2, steps=3)})],
 )
 def test_other_engines_record_the_same(name, settings):
     check(name, **settings)

@@ -36,6 +36,10 @@ TASK = DecoderTask(model=DecoderConfig(vocab_size=256, max_length=LENGTH, embed=
 
 @pytest.fixture(scope="module")
 def engine():
+    return create_engine()
+
+
+def create_engine():
     params, _ = TASK.init(jax.random.key(0))
     params = jax.tree.map(lambda leaf: leaf * 3.0 if leaf.ndim > 2 else leaf, params)
     return GenerationEngine(TASK.incremental_model(params, {}), Letters(), rows=3, chunk=8)
@@ -110,10 +114,10 @@ def test_log_probabilities_of_prompt_and_answer(server, engine):
     assert [len(each["top_logprobs"]) for each in chat["logprobs"]["content"]] == [3, 3]
 
 
-def test_a_scored_prompt_is_followed_by_a_token_even_if_that_ends_the_answer(engine, monkeypatch):
+def test_a_scored_prompt_is_followed_by_a_token_even_if_that_ends_the_answer(monkeypatch):
     """As lm-eval's client expects, which drops the last log-probability."""
     monkeypatch.setattr(Letters, "end_ids", tuple(range(256)))
-    running = Running(engine, Letters())
+    running = Running(create_engine(), Letters())
     try:
         scored = {"prompt": "abcd", "max_tokens": 1, "temperature": 0, "logprobs": 1}
         [choice] = running.ask("/v1/completions", **scored, echo=True)["choices"]

@@ -19,13 +19,24 @@ from ..core.protocols import IncrementalModel
 from ..data.text.tokenizer import Tokenizer
 from ..kernels import Kernels
 from ..mesh.placement import Placement
+from .batching import Batching
 from .constraints import Constraint
 from .constraints.matchers import ConstraintCompiler
+from .decode_steps import run_decode_steps
 from .drafts import DraftLookup
 from .draw import DrawnTokens, RowSettings
-from .program_inputs import read_scores, read_token, stack_chunks, stack_drafts, stack_settings, stack_tokens
+from .program_inputs import (
+    read_scores,
+    read_token,
+    stack_chunks,
+    stack_drafts,
+    stack_ends,
+    stack_settings,
+    stack_tokens,
+)
 from .programs import (
     EngineState,
+    PromptScores,
     copy_row,
     empty_state,
     read_row_experts,
@@ -34,7 +45,7 @@ from .programs import (
     run_prompt_chunk,
 )
 from .request_checks import check_request
-from .requests import Completion, FinishReason, GeneratedToken, GenerationRequest, StreamEvent
+from .requests import Completion, GeneratedToken, GenerationRequest, StreamEvent
 from .rows import EngineRow, PendingAnswer, choose_rows, first_prompts
 from .shards import ProgramSettings, count_row_groups
 from .text import AnswerText
@@ -63,7 +74,7 @@ class GenerationEngine:
         placement: Placement | None = None,
         kernels: Kernels | None = None,
         drafts: int = 0,
-        prompts: int = 1,
+        batching: Batching | None = None,
         compiles: bool = True,
     ):
         """Reserve the caches, and compile the programs.
@@ -81,8 +92,7 @@ class GenerationEngine:
                 of tokens equal to those of training, bit by bit.
             drafts: Guess this many tokens after the last one of each row, by what followed it before, and run all of them at
                 once; those that are also drawn are kept. The tokens are the same, and a step takes longer.
-            prompts: Number of prompts of which a chunk is run in each round, of each group. More end a batch of many
-                requests earlier, and delay the next tokens of the answers in progress.
+            batching: Amounts of work of each round; None for the smallest.
             compiles: False if an engine with the same settings was created before in this process: its programs are not run
                 on an empty row to compile them.
 
@@ -90,7 +100,7 @@ class GenerationEngine:
             RecipeError: A setting is out of range, or a layer of the model can't be run incrementally.
         """
         length = min(model.max_length, DEFAULT_LENGTH) if length is None else length
-        for name, value in (("rows", rows), ("length", length), ("chunk", chunk), ("prompts", prompts)):
+        for name, value in (("rows", rows), ("length", length), ("chunk", chunk)):
             if value < 1:
                 raise RecipeError(f"{name}={value}; expected 1 or more")
         if length > model.max_length:
@@ -101,7 +111,11 @@ class GenerationEngine:
                 f"drafts={drafts}; expected 0 or more, and 0 for a model with recurrent layers: their state can't return to "
                 f"the last token that is kept"
             )
-        self._drafts = drafts
+        self._drafts, self._batching = drafts, batching or Batching()
+        if drafts and self._batching.steps > 1:
+            raise RecipeError(
+                f"drafts={drafts} and steps={self._batching.steps} both draw several tokens of a row at once; choose one"
+            )
         self._limit, self._chunk = length, min(chunk, length)
         # Whole chunks, so that the padding after a prompt has room, and the guesses after the last token.
         self._length = -(-(length + drafts) // self._chunk) * self._chunk
@@ -109,11 +123,13 @@ class GenerationEngine:
         self._compiled_for = ProgramSettings(placement, kernels or Kernels())
         self._groups = count_row_groups(placement)
         self._rows = [EngineRow() for _ in range(-(-rows // self._groups) * self._groups)]
-        self._prompts = min(prompts, self._group_rows)
+        self._prompts = min(self._batching.prompts, self._group_rows)
+        self._end_ids = tuple(sorted(tokenizer.end_ids)) if tokenizer is not None else ()
         self._state: EngineState | None = None
         self._is_busy = False
         self._waiting: collections.deque[PendingAnswer] = collections.deque()
         self._next_number = self._next_order = 0
+        self._last_admitted: PendingAnswer | None = None
         self._constraints = ConstraintCompiler(tokenizer, model.vocab_size)
         if compiles:
             self._compile()
@@ -186,16 +202,15 @@ class GenerationEngine:
         """
         self.check(request)
         number, self._next_number = self._next_number, self._next_number + 1
-        in_prompt = np.zeros(self._model.vocab_size, bool)
-        in_prompt[list(request.prompt)] = True
-        bias = np.zeros(self._model.vocab_size, np.float32)
-        for token, value in request.sampling.bias.items():
-            bias[token] = value
         for sample in range(request.sampling.n):
-            text = None if self._tokenizer is None else AnswerText(self._tokenizer, request.sampling.stop)
+            text = (
+                None
+                if self._tokenizer is None
+                else AnswerText(self._tokenizer, request.sampling.stop, pieces=self._batching.pieces)
+            )
             constraint = self._constraints.begin(request.sampling.constraint)
             lookup = DraftLookup(request.prompt) if self._drafts else None
-            self._waiting.append(PendingAnswer(number, sample, request, text, in_prompt, bias, constraint, lookup))
+            self._waiting.append(PendingAnswer(number, sample, request, text, constraint, lookup))
         return number
 
     def cancel(self, number: int) -> None:
@@ -208,6 +223,7 @@ class GenerationEngine:
     def cancel_all(self) -> None:
         """Drop all requests."""
         self._waiting.clear()
+        self._last_admitted = None
         for row in self._rows:
             row.answer = None
 
@@ -222,7 +238,7 @@ class GenerationEngine:
             self._state = self._empty_state()
         try:
             while self._waiting and self._admit(self._waiting[0]):
-                self._waiting.popleft()
+                self._last_admitted = self._waiting.popleft()
             return [*self._run_prompts(), *self._run_rows()]
         except BaseException:
             # A program may have been interrupted, and its arrays are lost, and so is what was in progress.
@@ -234,6 +250,8 @@ class GenerationEngine:
 
     def _admit(self, answer: PendingAnswer) -> bool:
         """Reserve a row for an answer; return False if no row is free."""
+        if self._follow(answer):
+            return True
         prompt, sampling, shares = answer.request.prompt, answer.request.sampling, self._model.shares_prefixes
         # A token is scored by the position before it, which is computed for that.
         shared = prompt[: sampling.scored_from] if sampling.prompt_log_probabilities else prompt
@@ -245,7 +263,32 @@ class GenerationEngine:
             self._copy_row(source, index)
         answer.filled = answer.reused = length
         answer.order, self._next_order = self._next_order, self._next_order + 1
+        answer.row, answer.leader = index, None
         self._rows[index] = EngineRow(answer, answer.request.prompt[:length])
+        return True
+
+    def _follow(self, answer: PendingAnswer) -> bool:
+        """Reserve a row for an answer in the group of one to the same request, whose prompt is not complete.
+
+        Returns False if there is none, if the program has no room for another, or if its group has no free row.
+        """
+        if self._batching.samples == 1 or answer.request.sampling.prompt_log_probabilities:
+            return False
+        last = self._last_admitted
+        if last is None or last.number != answer.number:
+            return False
+        leader = last.leader or last
+        # One that was canceled is in no row.
+        if self._rows[leader.row].answer is not leader:
+            return False
+        if not leader.is_prefilling or answer.sample - leader.sample >= self._batching.samples:
+            return False
+        group = self._split_rows()[leader.row // self._group_rows]
+        index = next((index for index in group if self._rows[index].answer is None), None)
+        if index is None:
+            return False
+        answer.row, answer.leader, answer.reused = index, leader, 0
+        self._rows[index] = EngineRow(answer, ())
         return True
 
     def _copy_row(self, source: int, target: int) -> None:
@@ -275,42 +318,70 @@ class GenerationEngine:
     def _run_prompts(self) -> list[StreamEvent]:
         """Run a chunk of the prompts that were admitted first in each group."""
         indices = [index for group in self._split_rows() for index in first_prompts(self._rows, group, self._prompts)]
-        answers = [None if index is None else self._rows[index].answer for index in indices]
-        if not any(answers):
+        leaders = [None if index is None else self._rows[index].answer for index in indices]
+        if not any(leaders):
             return []
         assert self._state is not None
+        is_last = [each is not None and len(each.request.prompt) <= each.filled + self._chunk for each in leaders]
+        followers = self._followers()
+        # Those that get the prompt's cache with its last chunk.
+        answers = [
+            [] if each is None else [each, *followers.get(id(each), ())] if ends else [each]
+            for each, ends in zip(leaders, is_last, strict=True)
+        ]
+        samples = self._batching.samples
         # Without a row: the first of the group, which is left as it is, or none of several.
-        nothing = 0 if self._prompts == 1 else self._group_rows
-        places = [nothing if index is None else index % self._group_rows for index in indices]
-        chunk = stack_chunks(answers, places, self._chunk, self._model.vocab_size)
-        settings = stack_settings(answers, self._constraints)
+        nothing = 0 if self._prompts * samples == 1 else self._group_rows
+        places = [
+            [*(each.row % self._group_rows for each in shared), *[nothing] * (samples - len(shared))]
+            for shared in answers
+        ]
+        chunk = stack_chunks(leaders, places, self._chunk, self._model.vocab_size)
+        padded = [each for shared in answers for each in [*shared, *[None] * (samples - len(shared))]]
+        settings = stack_settings(padded, self._constraints)
         self._state, drawn, scores = run_prompt_chunk(self._model, self._state, chunk, settings, self._compiled_for)
         # The host waits for what it needs alone.
         of_scores = jax.device_get(scores) if chunk.wants_scores else None
-        is_complete = any(
-            each is not None and len(each.request.prompt) <= each.filled + self._chunk for each in answers
-        )
-        of_drawn = jax.device_get(drawn) if is_complete else drawn
+        of_drawn = jax.device_get(drawn) if any(is_last) else None
+        for place, leader in enumerate(leaders):
+            if leader is not None:
+                self._fill(leader, of_scores, place)
         events = []
-        for place, (index, answer) in enumerate(zip(indices, answers, strict=True)):
-            if index is None or answer is None:
-                continue
-            row = self._rows[index]
-            following = answer.request.prompt[answer.filled + 1 :][: self._chunk]
-            size = len(answer.request.prompt[answer.filled :][: self._chunk])
-            answer.filled += size
-            if size == self._chunk:
-                row.prefix = answer.request.prompt[: answer.filled]
-            if of_scores is not None and answer.request.sampling.prompt_log_probabilities:
-                # `following` ends where the chunk does, and begins one token after it does.
-                skipped = max(0, answer.request.sampling.scored_from - (answer.filled - size + 1))
-                answer.prompt_scores += read_scores(following, of_scores, place)[skipped:]
-            if not answer.is_prefilling:
+        for place, answer in enumerate(padded):
+            if answer is not None and of_drawn is not None and is_last[place // samples]:
+                row, leader = self._rows[answer.row], answer.leader or answer
+                row.prefix = self._rows[leader.row].prefix
+                answer.filled, answer.leader = len(answer.request.prompt), None
                 events.append(self._accept(row, of_drawn, place))
         return events
 
+    def _followers(self) -> dict[int, list[PendingAnswer]]:
+        """Return the answers that wait for the prompt of another one, by the identity of that."""
+        followers: dict[int, list[PendingAnswer]] = {}
+        for row in self._rows:
+            if row.answer is not None and row.answer.leader is not None:
+                followers.setdefault(id(row.answer.leader), []).append(row.answer)
+        return followers
+
+    def _fill(self, answer: PendingAnswer, scores: PromptScores | None, place: int) -> None:
+        """Note that a chunk of a prompt was run.
+
+        Args:
+            place: Index of the prompt among those that were run together.
+        """
+        row, prompt = self._rows[answer.row], answer.request.prompt
+        following = prompt[answer.filled + 1 :][: self._chunk]
+        size = len(prompt[answer.filled :][: self._chunk])
+        answer.filled += size
+        if size == self._chunk:
+            row.prefix = prompt[: answer.filled]
+        if scores is not None and answer.request.sampling.prompt_log_probabilities:
+            # `following` ends where the chunk does, and begins one token after it does.
+            skipped = max(0, answer.request.sampling.scored_from - (answer.filled - size + 1))
+            answer.prompt_scores += read_scores(following, scores, place)[skipped:]
+
     def _run_rows(self) -> list[StreamEvent]:
-        """Run the last token of every row with a complete prompt."""
+        """Continue every row with a complete prompt, by one token or several."""
         answers = [row.answer if row.answer is not None and row.answer.tokens else None for row in self._rows]
         if not any(answers):
             return []
@@ -318,14 +389,27 @@ class GenerationEngine:
         settings = stack_settings(answers, self._constraints)
         if self._drafts:
             return self._run_drafts(answers, settings)
-        inputs = stack_tokens(answers, self._rows)
-        self._state, drawn = run_decode_step(self._model, self._state, inputs, settings, self._compiled_for)
-        drawn = jax.device_get(drawn)
-        return [
-            self._accept(row, drawn, index)
-            for index, (answer, row) in enumerate(zip(answers, self._rows, strict=True))
-            if answer is not None
-        ]
+        inputs, steps = stack_tokens(answers, self._rows), self._batching.steps
+        if steps == 1:
+            self._state, drawn = run_decode_step(self._model, self._state, inputs, settings, self._compiled_for)
+            drawn = jax.device_get(drawn)
+            return [
+                self._accept(row, drawn, index)
+                for index, (answer, row) in enumerate(zip(answers, self._rows, strict=True))
+                if answer is not None
+            ]
+        ends = stack_ends(answers, self._end_ids)
+        self._state, drawn, sizes = run_decode_steps(
+            self._model, self._state, inputs, settings, ends, self._compiled_for, steps
+        )
+        drawn, sizes = jax.device_get((drawn, sizes))
+        events = []
+        for index, (answer, row) in enumerate(zip(answers, self._rows, strict=True)):
+            for place in range(sizes[index]):
+                if answer is None or row.answer is not answer:
+                    break
+                events.append(self._accept(row, drawn, (index, place)))
+        return events
 
     def _run_drafts(self, answers: Sequence[PendingAnswer | None], settings: RowSettings) -> list[StreamEvent]:
         """Run the last token of each row with the guesses after it, and accept tokens as far as guesses are equal to them."""
@@ -350,24 +434,8 @@ class GenerationEngine:
         """
         answer = row.answer
         assert answer is not None
-        sampling = answer.request.sampling
-        token = read_token(drawn, index, sampling)
-        is_end = self._tokenizer is not None and not sampling.ignore_end and token.token in self._tokenizer.end_ids
-        finish: FinishReason | None = None
-        text = ""
-        if is_end or token.token in sampling.stop_ids:
-            finish = "end" if is_end else "stop"
-        else:
-            answer.tokens.append(token)
-            if answer.lookup is not None:
-                answer.lookup.add(token.token)
-            text = "" if answer.text is None else answer.text.add(token.token)
-            if answer.text is not None and answer.text.is_stopped:
-                finish = "stop"
-            elif answer.constraint is not None and (ended := answer.constraint.accept(token.token)):
-                finish = ended
-            elif len(answer.tokens) == sampling.tokens:
-                finish = "length"
+        token = read_token(drawn, index, answer.request.sampling)
+        text, finish = answer.accept(token, self._end_ids)
         if finish is None:
             return StreamEvent(answer.number, answer.sample, token, text)
         if answer.text is not None:
@@ -389,8 +457,7 @@ class GenerationEngine:
     def _compile(self) -> None:
         """Compile all programs by running them on a row without a request."""
         self._state = self._empty_state()
-        vocab = self._model.vocab_size
-        nothing = PendingAnswer(0, 0, GenerationRequest((0,)), None, np.zeros(vocab, bool), np.zeros(vocab, np.float32))
+        nothing = PendingAnswer(0, 0, GenerationRequest((0,)), None, row=0)
         self._rows[0].answer = nothing
         self._run_prompts()
         self._rows[0].answer = nothing

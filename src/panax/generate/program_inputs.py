@@ -9,29 +9,37 @@ from typing import Any
 import numpy as np
 
 from .constraints.matchers import ConstraintCompiler
+from .decode_steps import RowEnds
 from .draw import DrawnTokens, RowSettings
 from .programs import DraftedTokens, NextTokens, PromptChunk, PromptScores
 from .requests import GeneratedToken
 from .rows import EngineRow, PendingAnswer
 from .sampling import Sampling
 
+STOP_IDS = 4
+"""Stop tokens of a request that a program of several steps knows."""
+
 _NO_SAMPLING = Sampling(temperature=0.0)
 """Settings of rows without an answer."""
 
 
 def stack_chunks(
-    answers: Sequence[PendingAnswer | None], rows: Sequence[int], chunk: int, vocab_size: int
+    answers: Sequence[PendingAnswer | None], rows: Sequence[Sequence[int]], chunk: int, vocab_size: int
 ) -> PromptChunk:
     """Return the next parts of prompts.
 
     Args:
         answers: Equally many for each group; None for those without an incomplete prompt.
-        rows: Indices of their rows in their groups.
+        rows: Indices, in their groups, of the rows that get each prompt.
         chunk: Size of a part.
     """
-    nothing = np.zeros(vocab_size, bool), np.zeros(vocab_size, np.float32)
     prompts = [() if each is None else each.request.prompt[each.filled : each.filled + chunk + 1] for each in answers]
-    histories = [nothing if each is None else (each.in_prompt, each.bias) for each in answers]
+    in_prompt, bias = np.zeros((len(answers), vocab_size), bool), np.zeros((len(answers), vocab_size), np.float32)
+    for place, each in enumerate(answers):
+        if each is not None:
+            in_prompt[place, list(each.request.prompt)] = True
+            for token, value in each.request.sampling.bias.items():
+                bias[place, token] = value
     sampling = [each.request.sampling for each in answers if each is not None]
 
     def pad(tokens: Sequence[int]) -> list[int]:
@@ -43,8 +51,8 @@ def stack_chunks(
         _host(rows, np.int32),
         _host([0 if each is None else each.filled for each in answers], np.int32),
         _host([len(prompt[:chunk]) for prompt in prompts], np.int32),
-        _host([in_prompt for in_prompt, _ in histories], bool),
-        _host([bias for _, bias in histories], np.float32),
+        _host(in_prompt, bool),
+        _host(bias, np.float32),
         _host(any(each.prompt_log_probabilities for each in sampling), bool),
         _host(any(each.top_log_probabilities for each in sampling), bool),
     )
@@ -63,6 +71,27 @@ def stack_tokens(answers: Sequence[PendingAnswer | None], rows: Sequence[EngineR
         _host([each is not None for each in answers], bool),
         _host(any(each.request.sampling.top_log_probabilities for each in answers if each), bool),
     )
+
+
+def stack_ends(answers: Sequence[PendingAnswer | None], end_ids: Sequence[int]) -> RowEnds:
+    """Return when rows end, as far as a program knows: it may draw more, which the host drops.
+
+    Args:
+        answers: As for `stack_tokens`.
+        end_ids: Tokens that end every answer.
+    """
+    # The host knows what may follow under a constraint.
+    room = [
+        0 if each is None else 1 if each.constraint else each.request.sampling.tokens - len(each.tokens)
+        for each in answers
+    ]
+    ends = np.full((len(answers), len(end_ids) + STOP_IDS), -1, np.int32)
+    for place, each in enumerate(answers):
+        if each is not None:
+            stops = each.request.sampling.stop_ids[:STOP_IDS]
+            found = [*stops] if each.request.sampling.ignore_end else [*stops, *end_ids]
+            ends[place, : len(found)] = found
+    return RowEnds(_host(room, np.int32), _host(ends, np.int32))
 
 
 def stack_drafts(answers: Sequence[PendingAnswer | None], rows: Sequence[EngineRow], drafts: int) -> DraftedTokens:
@@ -105,7 +134,7 @@ def stack_settings(answers: Sequence[PendingAnswer | None], constraints: Constra
         column("repetition_penalty", np.float32),
         column("presence_penalty", np.float32),
         column("frequency_penalty", np.float32),
-        _host([each.seed + (of.sample if of else 0) for each, of in zip(sampling, answers, strict=True)], np.uint32),
+        _host([of.request.seed(of.sample) if of else 0 for of in answers], np.uint32),
         _host([len(of.tokens) if of else 0 for of in answers], np.int32),
         constraints.stack([of.constraint if of else None for of in answers]),
     )
@@ -127,7 +156,9 @@ def read_scores(tokens: Sequence[int], scores: PromptScores, place: int) -> list
 def read_token(drawn: DrawnTokens, row: int | tuple[int, int], sampling: Sampling) -> GeneratedToken:
     """Return the token that a row has drawn, or with drafts that of one of its places."""
     count = sampling.top_log_probabilities
-    top = zip(drawn.top_tokens[row][:count].tolist(), drawn.top_log_probabilities[row][:count].tolist())
+    top = (
+        zip(drawn.top_tokens[row][:count].tolist(), drawn.top_log_probabilities[row][:count].tolist()) if count else ()
+    )
     return GeneratedToken(
         int(drawn.token[row]),
         float(drawn.log_probability[row]),

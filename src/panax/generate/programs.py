@@ -40,7 +40,8 @@ class PromptChunk(NamedTuple):
     Attributes:
         tokens: Padded at the end.
         following: The token after each of `tokens`, for their log-probabilities.
-        row: Index of the row in its group; their number for no row.
+        row: Indices, in their group, of the rows that hold answers to the prompt: the first one has the prompt's cache so far,
+            the others get it with the last chunk; the number of rows for none.
         start: Index of the first token in the prompt; 0 empties the row's cache first.
         size: Number of tokens, without padding; 0 for no prompt: its row is left as it is.
         in_prompt: True for the tokens of the whole prompt.
@@ -51,7 +52,7 @@ class PromptChunk(NamedTuple):
 
     tokens: Int[Array, "prompts chunk"]
     following: Int[Array, "prompts chunk"]
-    row: Int[Array, " prompts"]
+    row: Int[Array, "prompts samples"]
     start: Int[Array, " prompts"]
     size: Int[Array, " prompts"]
     in_prompt: Bool[Array, "prompts vocab"]
@@ -113,7 +114,7 @@ def empty_state(model: IncrementalModel, rows: int, length: int, compiled_for: P
         history = RowHistory(jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
         return EngineState(model.empty_cache(local, length), history)
 
-    return map_rows(create, compiled_for, (model_specs(placement, model),), _state_specs(model, placement))(model)
+    return map_rows(create, compiled_for, (model_specs(placement, model),), state_specs(model, placement))(model)
 
 
 @functools.partial(jax.jit, donate_argnums=1, static_argnums=4)
@@ -127,13 +128,13 @@ def run_prompt_chunk(
     """Run chunks of prompts; draw the token after each, and score their tokens.
 
     Args:
-        settings: Of the prompts' rows.
+        settings: Of the prompts' rows, those of one prompt together.
 
     Returns:
-        The state; a token for each prompt, which is meaningful after its last chunk; the scores of `chunk.following`.
+        The state; a token for each of these rows, which is meaningful after the last chunk; the scores of `chunk.following`.
     """
     placement = compiled_for.placement
-    rows, states = row_spec(placement), _state_specs(model, placement)
+    rows, states = row_spec(placement), state_specs(model, placement)
     everywhere = PartitionSpec()
     chunks = PromptChunk._make([*[rows] * 7, everywhere, everywhere])
     arguments = model_specs(placement, model), states, chunks, rows
@@ -144,16 +145,21 @@ def run_prompt_chunk(
 def _run_prompt_chunk(
     model: IncrementalModel, state: EngineState, chunk: PromptChunk, settings: RowSettings
 ) -> tuple[EngineState, DrawnTokens, PromptScores]:
-    count, size = chunk.tokens.shape
-    before = jax.tree.map(lambda leaf: _rows_of(leaf, chunk.row), state)
+    (count, size), samples = chunk.tokens.shape, chunk.row.shape[1]
+    before = jax.tree.map(lambda leaf: _rows_of(leaf, chunk.row[:, 0]), state)
     is_first = chunk.start == 0
     cache = jax.tree.map(lambda leaf: jnp.where(_beside(is_first, leaf), jnp.zeros_like(leaf), leaf), before.cache)
     hidden, cache = model.extend(chunk.tokens, chunk.start, chunk.size, cache)
     last = jnp.take_along_axis(hidden, jnp.maximum(chunk.size - 1, 0)[:, None, None], axis=1)[:, 0]
 
-    history = RowHistory(chunk.in_prompt, jnp.zeros((count, model.vocab_size), jnp.int32), chunk.bias)
-    drawn = draw_tokens(model.logits(last), settings, history, wants_top=chunk.wants_top)
-    history = history._replace(counts=history.counts.at[jnp.arange(count), drawn.token].add(1))
+    def repeat(leaf: jax.Array) -> jax.Array:
+        return leaf if samples == 1 else jnp.repeat(leaf, samples, axis=0)
+
+    rows = count * samples
+    counts = jnp.zeros((rows, model.vocab_size), jnp.int32)
+    history = RowHistory(repeat(chunk.in_prompt), counts, repeat(chunk.bias))
+    drawn = draw_tokens(repeat(model.logits(last)), settings, history, wants_top=chunk.wants_top)
+    history = history._replace(counts=history.counts.at[jnp.arange(rows), drawn.token].add(1))
 
     scores = jax.lax.cond(
         chunk.wants_scores,
@@ -161,14 +167,25 @@ def _run_prompt_chunk(
         lambda: _no_scores(count * size),
     )
     after = EngineState(cache, history)
-    if current_layout() is not None:
+    if current_layout() is not None and rows == 1:
         # A group without a prompt keeps its row.
         has_prompt = chunk.size > 0
         after = jax.tree.map(
             lambda new, old: jnp.where(_beside(has_prompt, old), new.astype(old.dtype), old), after, before
         )
-    state = jax.tree.map(lambda leaf, new: _with_rows(leaf, new, chunk.row), state, after)
-    return state, *gather_rows((drawn, jax.tree.map(lambda leaf: leaf.reshape(count, size), scores)))
+
+    def copy(sample: Int[Array, ""] | int, cache: Any) -> Any:
+        places = chunk.row[:, sample]
+        return jax.tree.map(lambda leaf, new: _with_rows(leaf, new, places, is_only=rows == 1), cache, after.cache)
+
+    cache = copy(0, state.cache) if samples == 1 else jax.lax.fori_loop(0, samples, copy, state.cache)
+    written = chunk.row.reshape(-1)
+    history = jax.tree.map(
+        lambda leaf, new: _with_rows(leaf, new, written, is_only=rows == 1), state.history, after.history
+    )
+    return EngineState(cache, history), *gather_rows(
+        (drawn, jax.tree.map(lambda leaf: leaf.reshape(count, size), scores))
+    )
 
 
 @functools.partial(jax.jit, donate_argnums=1, static_argnums=4)
@@ -181,22 +198,26 @@ def run_decode_step(
 ) -> tuple[EngineState, DrawnTokens]:
     """Run each active row's last token, and draw the one after it."""
     placement = compiled_for.placement
-    rows, states = row_spec(placement), _state_specs(model, placement)
+    rows, states = row_spec(placement), state_specs(model, placement)
     nexts = NextTokens._make([rows, rows, rows, PartitionSpec()])
     arguments = model_specs(placement, model), states, nexts, rows
-    return map_rows(_run_decode_step, compiled_for, arguments, (states, PartitionSpec()))(
-        model, state, inputs, settings
-    )
+
+    def run(*inputs: Any) -> tuple[EngineState, DrawnTokens]:
+        state, drawn = decode_rows(*inputs)
+        return state, gather_rows(drawn)
+
+    return map_rows(run, compiled_for, arguments, (states, PartitionSpec()))(model, state, inputs, settings)
 
 
-def _run_decode_step(
+def decode_rows(
     model: IncrementalModel, state: EngineState, inputs: NextTokens, settings: RowSettings
 ) -> tuple[EngineState, DrawnTokens]:
+    """Run each active row's last token, of this device's rows, and draw the one after it."""
     hidden, cache = model.extend(inputs.tokens[:, None], inputs.start, inputs.active.astype(jnp.int32), state.cache)
     drawn = draw_tokens(model.logits(hidden[:, 0]), settings, state.history, wants_top=inputs.wants_top)
     rows = jnp.arange(inputs.tokens.shape[0])
     counts = state.history.counts.at[rows, drawn.token].add(inputs.active.astype(jnp.int32))
-    return EngineState(cache, state.history._replace(counts=counts)), gather_rows(drawn)
+    return EngineState(cache, state.history._replace(counts=counts)), drawn
 
 
 @functools.partial(jax.jit, donate_argnums=1, static_argnums=4)
@@ -214,7 +235,7 @@ def run_draft_step(
         that are drawn in their places; for the others, nothing is counted.
     """
     placement = compiled_for.placement
-    rows, states = row_spec(placement), _state_specs(model, placement)
+    rows, states = row_spec(placement), state_specs(model, placement)
     drafted = DraftedTokens._make([rows, rows, rows, PartitionSpec()])
     arguments = model_specs(placement, model), states, drafted, rows
     run = map_rows(_run_draft_step, compiled_for, arguments, (states, PartitionSpec()))
@@ -264,7 +285,7 @@ def copy_row(
         return state._replace(cache=cache)
 
     placement = compiled_for.placement
-    rows, states = row_spec(placement), _state_specs(model, placement)
+    rows, states = row_spec(placement), state_specs(model, placement)
     return map_rows(copy, compiled_for, (states, rows, rows), states)(state, source, target)
 
 
@@ -279,11 +300,12 @@ def read_row_experts(
         return gather_rows(model.read_experts(cache))
 
     placement = compiled_for.placement
-    arguments = _state_specs(model, placement), row_spec(placement)
+    arguments = state_specs(model, placement), row_spec(placement)
     return map_rows(read, compiled_for, arguments, PartitionSpec())(state, row)
 
 
-def _state_specs(model: IncrementalModel, placement: Placement | None) -> EngineState:
+def state_specs(model: IncrementalModel, placement: Placement | None) -> EngineState:
+    """Return the specs of an engine's arrays."""
     return EngineState(cache_specs(placement, model), row_spec(placement))  # pyright: ignore[reportArgumentType]
 
 
@@ -313,9 +335,13 @@ def _rows_of(leaf: jax.Array, rows: Int[Array, " prompts"]) -> jax.Array:
     return jnp.take(leaf, rows, axis=0, mode="clip")
 
 
-def _with_rows(leaf: jax.Array, new: jax.Array, rows: Int[Array, " prompts"]) -> jax.Array:
-    """Return an array with some rows replaced; those that it does not have are dropped."""
-    if rows.shape[0] == 1:
+def _with_rows(leaf: jax.Array, new: jax.Array, rows: Int[Array, " prompts"], *, is_only: bool) -> jax.Array:
+    """Return an array with some rows replaced; those that it does not have are dropped.
+
+    Args:
+        is_only: True if a program replaces one row, which the array has.
+    """
+    if is_only:
         return _with_row(leaf, new, rows[0])
     return leaf.at[rows].set(new.astype(leaf.dtype), mode="drop", unique_indices=False)
 

@@ -3,6 +3,7 @@
 from ..core.errors import DataError, RecipeError
 from ..core.protocols import IncrementalModel
 from .requests import GenerationRequest
+from .sampling import MAX_SEED
 
 
 def check_request(request: GenerationRequest, model: IncrementalModel, *, limit: int, has_tokenizer: bool) -> None:
@@ -28,6 +29,10 @@ def check_request(request: GenerationRequest, model: IncrementalModel, *, limit:
         raise RecipeError(
             f"{len(prompt)} prompt tokens and {sampling.tokens} new ones are {len(prompt) + sampling.tokens}; this engine has "
             f"{limit} positions for both (the model is for at most {model.max_length}): shorten the prompt, or ask for fewer"
+        )
+    if request.seeds and (len(request.seeds) != sampling.n or not all(0 <= each <= MAX_SEED for each in request.seeds)):
+        raise RecipeError(
+            f"seeds={request.seeds}; expected one for each of the n={sampling.n} answers, from 0 to {MAX_SEED}"
         )
     if sampling.stop and not has_tokenizer:
         raise RecipeError("stop texts need a tokenizer; pass one to the engine, or use stop_ids")

@@ -19,10 +19,16 @@ class GenerationRequest:
 
     Attributes:
         prompt: Token ids, at least one.
+        seeds: Seeds of the `n` answers; by default those of `sampling`.
     """
 
     prompt: tuple[int, ...]
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    seeds: tuple[int, ...] = ()
+
+    def seed(self, sample: int) -> int:
+        """Return the seed of an answer."""
+        return self.seeds[sample] if self.seeds else self.sampling.seed + sample
 
     @classmethod
     def to_score(cls, tokens: tuple[int, ...], count: int) -> "GenerationRequest":

@@ -1,9 +1,7 @@
 """The rows of an engine: which request each holds, and which row's cache a new request can use."""
 
 import dataclasses
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Collection, Sequence
 
 from .constraints.matchers import AnswerConstraint
 from .drafts import DraftLookup
@@ -23,8 +21,8 @@ class PendingAnswer:
         prompt_scores: The prompt's tokens after the first, as far as they are scored.
         reused: Number of prompt positions that were copied.
         order: Smaller for an answer that was admitted to a row earlier.
-        in_prompt: True for each token that is in the prompt.
-        bias: The request's bias of each token.
+        leader: Answer to the same request whose row computes the prompt for this one too; None if its own does.
+        row: Index of its row, once it has one.
         constraint: None without one.
         lookup: Where guesses come from; None without drafts.
     """
@@ -33,8 +31,6 @@ class PendingAnswer:
     sample: int
     request: GenerationRequest
     text: AnswerText | None
-    in_prompt: np.ndarray
-    bias: np.ndarray
     constraint: AnswerConstraint | None = None
     lookup: DraftLookup | None = None
     filled: int = 0
@@ -42,6 +38,8 @@ class PendingAnswer:
     prompt_scores: list[GeneratedToken] = dataclasses.field(default_factory=list)
     reused: int = 0
     order: int = 0
+    leader: "PendingAnswer | None" = None
+    row: int = -1
 
     @property
     def is_prefilling(self) -> bool:
@@ -51,6 +49,26 @@ class PendingAnswer:
     def position(self) -> int:
         """Position of the last token, which is not in the cache yet."""
         return len(self.request.prompt) + len(self.tokens) - 1
+
+    def accept(self, token: GeneratedToken, end_ids: Collection[int]) -> tuple[str, FinishReason | None]:
+        """Add a drawn token, unless it ends the answer; return the text that is new, and why the answer ends, if it does.
+
+        Args:
+            end_ids: Tokens that end every answer.
+        """
+        sampling = self.request.sampling
+        is_end = not sampling.ignore_end and token.token in end_ids
+        if is_end or token.token in sampling.stop_ids:
+            return "", "end" if is_end else "stop"
+        self.tokens.append(token)
+        if self.lookup is not None:
+            self.lookup.add(token.token)
+        text = "" if self.text is None else self.text.add(token.token)
+        if self.text is not None and self.text.is_stopped:
+            return text, "stop"
+        if self.constraint is not None and (ended := self.constraint.accept(token.token)):
+            return text, ended
+        return text, "length" if len(self.tokens) == sampling.tokens else None
 
     def complete(self, finish: FinishReason, end: GeneratedToken | None) -> Completion:
         """Return the whole answer.
@@ -105,6 +123,8 @@ def choose_rows(
     if not free:
         return None
     size = len(rows) // groups
+    if groups == 1 and not (shares and len(prompt) > chunk):
+        return min(free, key=lambda index: (len(rows[index].prefix), index)), 0, 0
     with_free = {index // size for index in free}
     begin = prompt[: len(prompt) - 1]
     shares = shares and len(begin) >= chunk
@@ -140,7 +160,11 @@ def first_prompts(rows: Sequence[EngineRow], group: range, count: int) -> list[i
         group: Indices of the group's rows.
     """
     answers = [(rows[index].answer, index) for index in group]
-    admitted = sorted((answer.order, index) for answer, index in answers if answer is not None and answer.is_prefilling)
+    admitted = sorted(
+        (answer.order, index)
+        for answer, index in answers
+        if answer is not None and answer.leader is None and answer.is_prefilling
+    )
     chosen = [index for _, index in admitted[:count]]
     return [*chosen, *[None] * (count - len(chosen))]
 

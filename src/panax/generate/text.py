@@ -26,8 +26,13 @@ class AnswerText:
     (['c', '', '', ''], True, 'axybc')
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], *, pieces: bool = True):
+        """
+        Args:
+            pieces: False if the text is read at its end alone, and tokens are decoded then unless a stop text may end it.
+        """
         self._tokenizer, self._stop = tokenizer, stop
+        self._waits = not pieces and not stop
         self._ids: list[int] = []
         self._begin = self._end = 0
         self._decoded = ""
@@ -42,6 +47,8 @@ class AnswerText:
     def add(self, token: int) -> str:
         """Add a token; return the text that is final now, "" while a character or a stop text may be incomplete."""
         self._ids.append(token)
+        if self._waits:
+            return ""
         before = self._tokenizer.decode(self._ids[self._begin : self._end])
         now = self._tokenizer.decode(self._ids[self._begin :])
         is_incomplete = now.endswith(REPLACEMENT) and len(self._ids) - self._end < MAX_CHARACTER_TOKENS

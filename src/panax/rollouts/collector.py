@@ -109,8 +109,9 @@ class Collector:
         """
         settings, clock = self._settings, time.perf_counter
         began = clock()
-        seeds = draw_seeds(settings.seed, number, len(prompts), settings.samples)
-        answers = self._draw(prompts, [[settings.sampling(seed) for seed in of_prompt] for of_prompt in seeds])
+        answers = self._draw(
+            prompts, settings.sampling(), draw_seeds(settings.seed, number, len(prompts), settings.samples)
+        )
         drawn = clock()
         indices = [prompts[answer.group] for answer in answers]
         verdicts = self._judge(number, step, indices, answers, journal)
@@ -160,35 +161,29 @@ class Collector:
             DataError: A prompt is too long.
             TrainingError: A reward failed, and `failed_rewards` is "stop".
         """
-        answers = self._draw(prompts, [[self._settings.greedy_sampling()]] * len(prompts))
+        answers = self._draw(prompts, self._settings.greedy_sampling(), [(0,)] * len(prompts))
         indices = [prompts[answer.group] for answer in answers]
         verdicts = _broadcast(self._ask(range(len(answers)), indices, answers))
         values, counted = self._combine(verdicts, indices, answers)
         return answers, self._describe(answers, verdicts, values, counted)
 
-    def _draw(self, prompts: Sequence[int], samplings: Sequence[Sequence[Sampling]]) -> list[SampledAnswer]:
-        """Draw answers to prompts, with one for each of a prompt's settings.
-
-        Different prompts come first in the engine's queue, so that those that follow with the same prompt copy what was
-        computed of it.
-        """
+    def _draw(self, prompts: Sequence[int], sampling: Sampling, seeds: Sequence[Sequence[int]]) -> list[SampledAnswer]:
+        """Draw answers to prompts, with one for each of a prompt's seeds; those of a prompt together."""
         encoded = [self._rollouts.encode(index) for index in prompts]
-        count = len(samplings[0])
+        sampling = dataclasses.replace(sampling, n=len(seeds[0]))
         requests = [
-            GenerationRequest(ids, of_prompt[sample])
-            for sample in range(count)
-            for ids, of_prompt in zip(encoded, samplings, strict=True)
+            GenerationRequest(ids, sampling, tuple(of_prompt)) for ids, of_prompt in zip(encoded, seeds, strict=True)
         ]
         completions = {}
         with contextlib.closing(self._create_engine().stream(requests)) as events:
             for event in events:
                 self._on_progress()
                 if event.completion is not None:
-                    completions[event.number] = event.completion
+                    completions[event.number, event.sample] = event.completion
         return [
-            SampledAnswer.from_completion(encoded[group], group, completions[sample * len(prompts) + group])
+            SampledAnswer.from_completion(encoded[group], group, completions[group, sample])
             for group in range(len(prompts))
-            for sample in range(count)
+            for sample in range(sampling.n)
         ]
 
     def _judge(

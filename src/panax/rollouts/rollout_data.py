@@ -135,9 +135,9 @@ class RolloutData(Validated):
         """Return the maximum number of different shapes of the batches that a step takes."""
         return MAX_SHAPES if self.packing else 1
 
-    def sampling(self, seed: int) -> Sampling:
-        """Return the settings of a draw."""
-        return Sampling(tokens=self.tokens, temperature=self.temperature, stop_ids=self.stop_ids, seed=seed)
+    def sampling(self) -> Sampling:
+        """Return the settings of draws."""
+        return Sampling(tokens=self.tokens, temperature=self.temperature, stop_ids=self.stop_ids)
 
     def greedy_sampling(self) -> Sampling:
         """Return the settings of evaluations."""

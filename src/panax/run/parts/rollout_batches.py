@@ -16,6 +16,7 @@ from ...core.batch_checks import MASK_LEAF
 from ...core.errors import RecipeError
 from ...data import PrefetchIterator
 from ...generate import GenerationEngine
+from ...generate.batching import Batching
 from ...generate.engine import CHUNK
 from ...job.agreement import is_process_zero
 from ...job.heartbeat import heartbeat
@@ -37,6 +38,9 @@ from .action_scorer import ActionScorer
 from .run_part import RunProgress
 from .run_start import RunStart
 from .step_batches import EvaluationStopped, MadeBatches, StepBatches, check_continues
+
+STEPS = 8
+"""Number of tokens by which answers are continued before the host sees them."""
 
 PROMPT_TOKENS_AT_ONCE = 4096
 """Number of tokens of prompts that are run together: nobody waits for the next token of an answer."""
@@ -215,10 +219,22 @@ class RolloutBatches(StepBatches[PromptBatch]):
         )
         settings = self._settings
         dtype = jnp.dtype(prepared.task.weight_dtype).name
-        prompts = max(1, PROMPT_TOKENS_AT_ONCE // min(CHUNK, settings.length))
+        chunk = min(CHUNK, settings.prompt_tokens)
+        batching = Batching(
+            prompts=min(settings.batch_size, max(1, PROMPT_TOKENS_AT_ONCE // chunk)),
+            samples=settings.samples,
+            steps=STEPS,
+            pieces=False,
+        )
         compiles, self._is_compiled = not self._is_compiled, True
         return create_engine(
-            model, rows=settings.rows, length=settings.length, dtype=dtype, prompts=prompts, compiles=compiles
+            model,
+            rows=settings.rows,
+            length=settings.length,
+            dtype=dtype,
+            chunk=chunk,
+            batching=batching,
+            compiles=compiles,
         )
 
     def close(self) -> None:
