@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ..core.lazy import lazy_getattr
+from .batching import Batching
 from .constraints import Constraint, Grammar, JsonSchema, Regex
 from .engine import GenerationEngine
 from .prompt_file import AnsweringModel, FileSummary, answer_file
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __getattr__ = lazy_getattr(__name__, {"lm_eval_model": ("LmEvalModel",)})
 
 __all__ = [
-    "AnsweringModel", "Completion", "Constraint", "FileSummary", "FinishReason", "GeneratedToken", "GenerationEngine",
+    "AnsweringModel", "Batching", "Completion", "Constraint", "FileSummary", "FinishReason", "GeneratedToken", "GenerationEngine",
     "GenerationRequest", "Grammar", "JsonSchema", "Regex", "Sampling", "StreamEvent", "answer_file", "encode_conversation",
     "encode_prompt",
 ]  # fmt: skip

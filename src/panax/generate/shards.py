@@ -85,6 +85,16 @@ def gather_rows(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: all_gather(leaf, axes, 0), tree) if axes else tree
 
 
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def create_model(task: Task, params: Any, state: Any, dtype: str) -> IncrementalModel:
+    """Create a model on one device, in one program; arrays that it takes as they are share their memory.
+
+    Args:
+        state, dtype: See `Task.incremental_model`.
+    """
+    return task.incremental_model(params, state, dtype)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
 def place_model(task: Task, params: Any, state: Any, dtype: str, placement: Placement) -> IncrementalModel:
     """Create a model on a mesh from parameters on the same devices, each gathered and cast once.

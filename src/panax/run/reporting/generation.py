@@ -10,7 +10,7 @@ from ...core import Task
 from ...core.errors import DataError, RecipeError
 from ...data.text.tokenizer import Tokenizer
 from ...generate import GenerationEngine, GenerationRequest, Sampling, encode_prompt
-from ...generate.shards import place_model
+from ...generate.shards import create_model, place_model
 from ...kernels import Kernels
 from ...mesh import Placement
 
@@ -25,6 +25,15 @@ def _whole(leaf: jax.Array) -> np.ndarray:
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+
+def _on_one_device(leaf: jax.Array | np.ndarray) -> jax.Array:
+    """Return an array on the default device, without a mesh in its type."""
+    device = jax.local_devices()[0]
+    if isinstance(leaf, jax.Array) and leaf.is_fully_replicated and leaf.sharding.device_set == {device}:
+        # The same memory; moving an array to the device that it is on already would leave the mesh in its type.
+        return leaf.addressable_data(0)
+    return jax.device_put(_whole(leaf))
 
 
 class TextModel(NamedTuple):
@@ -90,8 +99,8 @@ def create_engine(
         # By way of the host, since moving an array to a device that it is on already would leave the training mesh in
         # its type. On the default device without naming it, since the engine's caches are placed so: with another kind
         # of placement, the first request would compile its program again.
-        params, state = jax.tree.map(lambda leaf: jax.device_put(_whole(leaf)), (params, state))
-        incremental = task.incremental_model(params, state, dtype)
+        params, state = jax.tree.map(_on_one_device, (params, state))
+        incremental = create_model(task, params, state, dtype)
     else:
         placement = placement.for_generation()
         incremental = place_model(task, params, state, dtype, placement)
