@@ -186,7 +186,7 @@ def check_json(value: Any, expected: str) -> Any:
     try:
         return json_reader.parse(text)
     except json_reader.JsonError as error:
-        raise ValueError(f"returned a value of which {error}; expected {expected}") from None
+        raise ValueError(f"returned a value that JSON can't hold: {error}; expected {expected}") from None
 
 
 def _describe(value: Any) -> str:
