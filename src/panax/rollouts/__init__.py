@@ -7,8 +7,8 @@ from ..core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from .advantages import AnswerAdvantages, compute_advantages
-    from .environments.environment import Environment
     from .environments.reasoning_gym_prompts import ReasoningGym
+    from .environments.text_environment import TextEnvironment
     from .environments.tool_environment import ToolEnvironment
     from .environments.turns import Reply
     from .prompts import PromptFiles
@@ -23,7 +23,7 @@ __getattr__ = lazy_getattr(
     {
         "advantages": ("AnswerAdvantages", "compute_advantages"),
         "prompts": ("PromptFiles",),
-        "environments.environment": ("Environment",),
+        "environments.text_environment": ("TextEnvironment",),
         "environments.reasoning_gym_prompts": ("ReasoningGym",),
         "environments.tool_environment": ("ToolEnvironment",),
         "environments.turns": ("Reply",),
@@ -36,6 +36,6 @@ __getattr__ = lazy_getattr(
 )
 
 __all__ = [
-    "AnswerAdvantages", "Environment", "PromptFiles", "ReasoningGym", "Reply", "Reward", "RewardPool", "RolloutData",
+    "AnswerAdvantages", "PromptFiles", "ReasoningGym", "Reply", "Reward", "RewardPool", "RolloutData", "TextEnvironment",
     "ToolEnvironment", "Verdict", "compute_advantages", "json_answer", "matches", "number_equals", "text_equals",
 ]  # fmt: skip

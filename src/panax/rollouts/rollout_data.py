@@ -17,9 +17,9 @@ from ..data.files.cache import cache_directory
 from ..generate import Sampling
 from ..generate.prompts import encode_conversation
 from .advantages import Baseline, Scale, check_advantage_settings
-from .environments.environment import Environment
 from .environments.reasoning_gym_prompts import ReasoningGym
 from .environments.reply_tokens import ReplyEncoder
+from .environments.text_environment import TextEnvironment
 from .environments.tool_environment import ToolEnvironment
 from .environments.turns import Message, OpenedEnvironment
 from .prompts import PROMPT, PromptFiles, Record
@@ -86,7 +86,7 @@ class RolloutData(Validated):
     held_out: float = 0.05
     seed: int = 0
     max_bad_records: int = 0
-    environment: Environment | ToolEnvironment | None = None
+    environment: TextEnvironment | ToolEnvironment | None = None
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -9,7 +9,7 @@ from tool_functions import replies, strange_role
 
 from panax.core.errors import RecipeError
 from panax.generate import Sampling
-from panax.rollouts import Environment, RewardPool
+from panax.rollouts import RewardPool, TextEnvironment
 from panax.rollouts.episodes import EpisodeSampler, derive_seed
 from panax.rollouts.rows import make_rows
 
@@ -29,7 +29,7 @@ def draw(rollouts, engine, samples=2):
 
 
 def opened(folder, prompts=("ask", "two"), limits=None, **settings):
-    environment = Environment(function=replies, **{"tokens": 400, "turns": 4} | (limits or {}))
+    environment = TextEnvironment(function=replies, **{"tokens": 400, "turns": 4} | (limits or {}))
     return open_rollouts(folder, environment, prompts=prompts, **settings)
 
 
@@ -126,7 +126,7 @@ def test_a_message_that_the_template_refuses_fails_alone(tmp_path):
         "{{- '<|im_start|>'",
         "{% if message.role == 'oracle' %}{{ raise_exception('no oracles') }}{% endif %}{{- '<|im_start|>'",
     )
-    rollouts = open_rollouts(tmp_path, Environment(function=strange_role, tokens=200), template=refusing)
+    rollouts = open_rollouts(tmp_path, TextEnvironment(function=strange_role, tokens=200), template=refusing)
     answers = draw(rollouts, Scripted(rollouts.tokenizer, ["a"], ["b"]))
     assert all(
         "can't be rendered: the chat template fails on the prompt: no oracles" in a.episode.error for a in answers
@@ -163,18 +163,18 @@ def test_templates_that_do_not_leave_turns_as_they_are_are_refused(tmp_path, tem
 @pytest.mark.parametrize(
     ("limits", "settings", "message"),
     [
-        ({"tokens": 0}, {}, "Environment.tokens=0: expected 1 or more"),
-        ({"turns": 0}, {}, "Environment.turns=0: expected 1 or more"),
-        ({"seconds": 0.0}, {}, "Environment.seconds=0: expected a positive number"),
-        ({"name": "a b"}, {}, "Environment.name='a b': expected letters"),
+        ({"tokens": 0}, {}, "TextEnvironment.tokens=0: expected 1 or more"),
+        ({"turns": 0}, {}, "TextEnvironment.turns=0: expected 1 or more"),
+        ({"seconds": 0.0}, {}, "TextEnvironment.seconds=0: expected a positive number"),
+        ({"name": "a b"}, {}, "TextEnvironment.name='a b': expected letters"),
         ({"tokens": 10}, {"tokens": 11}, "data.environment.tokens=10 are those of all turns"),
         ({}, {"overlong": 400}, "data.overlong=400; expected less than data.environment.tokens=400"),
-        ({"function": lambda messages: None}, {}, "Environment.function=.*lambda.*another process can't import it"),
+        ({"function": lambda messages: None}, {}, "TextEnvironment.function=.*lambda.*another process can't import it"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(tmp_path, limits, settings, message):
     with pytest.raises(RecipeError, match=message):
-        opened(tmp_path, limits=limits, **settings) if "function" not in limits else Environment(tokens=1, **limits)
+        opened(tmp_path, limits=limits, **settings) if "function" not in limits else TextEnvironment(tokens=1, **limits)
 
 
 def test_seeds_of_turns_are_functions_of_the_answer_and_the_turn():

@@ -5,7 +5,7 @@ import re
 from scripted import save_tokenizer
 from sick_environments import misbehave
 
-from panax.rollouts import Environment, RewardPool
+from panax.rollouts import RewardPool, TextEnvironment
 from panax.rollouts.environments.turns import AskedTurn, TurnReply
 
 LIMIT = "gave no result within 1 seconds; its process was killed"
@@ -40,7 +40,7 @@ def ask(place, text):
 
 
 def test_each_fails_for_its_answer_alone(tmp_path):
-    environment = Environment(function=misbehave, tokens=10, seconds=1.0).open(save_tokenizer(tmp_path).load())
+    environment = TextEnvironment(function=misbehave, tokens=10, seconds=1.0).open(save_tokenizer(tmp_path).load())
     names = [name for pair in zip(FAILURES, [*GOOD] * 4, strict=False) for name in pair]
     assert {*names} == {*FAILURES, *GOOD}
     asked = [ask(place, name) for place, name in enumerate(names)]
@@ -58,5 +58,5 @@ def test_each_fails_for_its_answer_alone(tmp_path):
 
 
 def test_settings_are_text():
-    environment = Environment(function=misbehave, tokens=10)
+    environment = TextEnvironment(function=misbehave, tokens=10)
     assert environment.function == "sick_environments:misbehave" and environment.name == "misbehave"

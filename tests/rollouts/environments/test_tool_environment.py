@@ -153,7 +153,7 @@ def test_what_cannot_be_offered_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="a ToolEnvironment are plain texts, which offer no tools"):
         opened(tmp_path, add, chat=False)
     with pytest.raises(
-        RecipeError, match=r"chat template has no tools, or calls of a form .* or an Environment that reads"
+        RecipeError, match=r"chat template has no tools, or calls of a form .* or a TextEnvironment that reads"
     ):
         opened(tmp_path, add, template=CHAT.replace("tool_call>", "call>"))
     with pytest.raises(RecipeError, match=r"ToolEnvironment\.tools is empty"):

@@ -15,7 +15,7 @@ from panax.layers import MoE
 from panax.mesh import MeshShape
 from panax.models import PolicyGradient
 from panax.optim import Schedule, Sgd
-from panax.rollouts import Environment, PromptFiles, Reward
+from panax.rollouts import PromptFiles, Reward, TextEnvironment
 from panax.run.reporting.history import read_history
 from panax.train import StepConfig
 
@@ -34,7 +34,7 @@ def files(tmp_path_factory):
 def episodes(files, folder, function="asks_again", *, data=None, environment=None, model=None, **settings):
     limits = {"tokens": 24, "turns": 4} | (environment or {})
     rewards = (Reward(function=f"{FUNCTIONS}:counts_turns"),)
-    of_turns = Environment(function=f"{FUNCTIONS}:{function}", **limits)
+    of_turns = TextEnvironment(function=f"{FUNCTIONS}:{function}", **limits)
     data = {"environment": of_turns, "rewards": rewards, "stop_ids": STOPS, "held_out": 0.0} | (data or {})
     model = {"max_length": 32} | (model or {})
     return letters(files, data=data, model=model, **{"directory": str(folder), "num_steps": 4} | settings)

@@ -175,7 +175,7 @@ def check_json(value: Any, expected: str) -> Any:
     """Return a value as JSON reads it back.
 
     Raises:
-        ValueError: It is no JSON, too large, or too deep; the message is a predicate of the function.
+        ValueError: It is not JSON, too large, or too deep; the message is a predicate of the function.
     """
     try:
         text = json.dumps(value, allow_nan=False)

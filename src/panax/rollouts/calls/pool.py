@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
     """Result of one call.
 
     Attributes:
-        value: What the function returned, as JSON; None if it failed.
+        value: The returned value, as JSON; None if it failed.
         error: Reason of a failure, as a predicate of the function; empty otherwise.
     """
 

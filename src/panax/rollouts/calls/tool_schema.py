@@ -76,7 +76,7 @@ def describe_tool(function: Callable[..., Any], where: str) -> dict[str, Any]:
 
 
 def bind_arguments(function: Callable[..., Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call: those of the model, and what the function needs of the record and the state.
+    """Return the arguments of a call: those of the model, and the record and the state if the function takes them.
 
     Args:
         request: `arguments` of the model, `record`, and `state`, an object.
@@ -142,10 +142,10 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     for line in rest.splitlines():
         if line.strip() and not line.startswith(" "):
             break  # another section
-        found = _ARGUMENT.match(line)
-        if found is not None and indent in (-1, len(found[1])):
-            indent, last = len(found[1]), found[2]
-            described[last] = found[3]
+        matched = _ARGUMENT.match(line)
+        if matched is not None and indent in (-1, len(matched[1])):
+            indent, last = len(matched[1]), matched[2]
+            described[last] = matched[3]
         elif last and line.strip():
             described[last] += f" {line.strip()}"
     return " ".join(head.strip().split("\n\n")[0].split()), described

@@ -1,7 +1,7 @@
 """`ReplyEncoder`: the tokens of a reply, between the end of the model's turn and its next one.
 
-Sampled tokens are never encoded again: those of a reply are what the chat template adds after an assistant's message, whatever
-that is, up to the beginning of the next answer.
+Sampled tokens are never encoded again: those of a reply are the ones that the chat template adds after any message of the
+assistant, up to the beginning of the next answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ class ReplyEncoder:
         return tuple(self._tokenizer.encode("".join(str(message["content"]) for message in messages)))
 
     def _render_after(self, history: Sequence[Message], messages: Sequence[Message]) -> str:
-        """Return what the template adds after an answer to a history."""
+        """Return the text that the template adds after an answer to a history."""
         conversation = [
             {"role": "user", "content": "a question"},
             *history,
@@ -91,8 +91,8 @@ class ReplyEncoder:
             *messages,
         ]
         text = render_conversation(self._tokenizer, conversation, self._environment.tools)
-        before, found, after = text.rpartition(_PLACEHOLDER)
-        if not found or _PLACEHOLDER in before:
+        before, written, after = text.rpartition(_PLACEHOLDER)
+        if not written or _PLACEHOLDER in before:
             raise RecipeError(
                 f"the chat template writes an assistant's message {text.count(_PLACEHOLDER)} times, so that the end of a turn "
                 f"can't be found; {_ADVICE}"

@@ -13,10 +13,10 @@ from ...system import json_reader
 from ..calls.location import resolve_location, split_location
 from ..calls.pool import Call, CalledFunction, CallPool
 from ..calls.process import read_schemas
-from .environment import check_limits
+from .text_environment import check_limits
 from .turns import AskedTurn, Message, TurnReply
 
-_ADVICE = "Take a tokenizer with such a template, or an Environment that reads calls by itself"
+_ADVICE = "Take a tokenizer with such a template, or a TextEnvironment that reads calls by itself"
 
 
 class WrittenCall(NamedTuple):

@@ -32,7 +32,7 @@ class Reward(Validated):
         function: `f(answer: str, record: Mapping[str, Any]) -> float`, defined at the top level of a module or a
             script, or its location as text: "module:name" or "folder/file.py:name". Stored as text. `record` is the
             prompt's record of JSON values, with the prompt itself as `record["prompt"]`. With a third parameter
-            `episode`, it gets the whole conversation of an answer of several turns too; see `Environment`.
+            `episode`, it gets the whole conversation of an answer of several turns too; see `TextEnvironment`.
         weight: Factor of the value in the sum of all rewards. 0 only reports the value, and a negative weight
             makes a penalty.
         name: Name in metrics and messages; by default that of the function.

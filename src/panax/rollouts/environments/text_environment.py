@@ -1,4 +1,4 @@
-"""`Environment`: a function that replies to the model's turns, as a setting that files can describe."""
+"""`TextEnvironment`: a function that replies to the model's turns, as a setting that files can describe."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Environment(Validated):
+class TextEnvironment(Validated):
     """A function that replies to the model, so that an answer has several turns.
 
     It is called after each turn that the model has ended, and in the same kind of processes as rewards. All that it knows of
@@ -41,11 +41,11 @@ class Environment(Validated):
     seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        where = resolve_location(self.function, "Environment.function")
+        where = resolve_location(self.function, "TextEnvironment.function")
         object.__setattr__(self, "function", where)
         object.__setattr__(self, "name", self.name or split_location(where)[1])
         if _NAME.fullmatch(self.name) is None:
-            raise RecipeError(f"Environment.name={self.name!r}: expected letters, digits, '_', '-' and '.'")
+            raise RecipeError(f"TextEnvironment.name={self.name!r}: expected letters, digits, '_', '-' and '.'")
         check_limits(self)
 
     def open(self, tokenizer: Tokenizer) -> "FunctionReplies":
