@@ -1,27 +1,44 @@
-"""A process of `test_rollouts_of_many.py`: a run that learns from rewards which are random numbers.
+"""A process of `test_rollouts_of_many.py`: a run that learns from rewards which are random numbers, as are the replies of an
+environment.
 
-python rollouts_worker.py ADDRESS PROCESSES INDEX FOLDER CACHE
+python rollouts_worker.py ADDRESS PROCESSES INDEX FOLDER CACHE TURNS
 """
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from launching import join_job
 
 from panax import fit
 from panax.core.params.checksums import fingerprint_weights
 from panax.mesh import MeshShape
+from panax.rollouts import TextEnvironment
 from panax.run import EvaluateConfig
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "run" / "rollouts"))
 
+STOPS = tuple(range(0, 256, 3))
+
 
 def main() -> None:
+    from letters import __file__ as letters_file
     from letters import letters
 
-    folder, _ = join_job()
-    settings = {"mesh": MeshShape(fsdp=2, tensor=2), "num_steps": 4, "evaluate": EvaluateConfig(every=4)}
+    folder, _, turns = join_job()
+    settings: dict[str, Any] = {
+        "mesh": MeshShape(fsdp=2, tensor=2),
+        "num_steps": 4,
+        "evaluate": EvaluateConfig(every=4),
+    }
+    if int(turns) > 1:
+        function = str(Path(letters_file).with_name("environment_functions.py")) + ":any_number"
+        settings["data"] = {
+            "environment": TextEnvironment(function=function, tokens=16, turns=int(turns)),
+            "stop_ids": STOPS,
+        }
+        settings["model"] = {"max_length": 32}
     said: list[str] = []
     result = fit(letters(Path(folder).parent, "any_number", directory=folder, **settings), say=said.append)
     weights = fingerprint_weights(result.state.params)

@@ -8,6 +8,9 @@ from ..core.lazy import lazy_getattr
 if TYPE_CHECKING:
     from .advantages import AnswerAdvantages, compute_advantages
     from .environments.reasoning_gym_prompts import ReasoningGym
+    from .environments.text_environment import TextEnvironment
+    from .environments.tool_environment import ToolEnvironment
+    from .environments.turns import Reply
     from .prompts import PromptFiles
     from .rewards.json_answer import json_answer
     from .rewards.pool import RewardPool
@@ -20,7 +23,10 @@ __getattr__ = lazy_getattr(
     {
         "advantages": ("AnswerAdvantages", "compute_advantages"),
         "prompts": ("PromptFiles",),
+        "environments.text_environment": ("TextEnvironment",),
         "environments.reasoning_gym_prompts": ("ReasoningGym",),
+        "environments.tool_environment": ("ToolEnvironment",),
+        "environments.turns": ("Reply",),
         "rewards.json_answer": ("json_answer",),
         "rewards.pool": ("RewardPool",),
         "rewards.reward": ("Reward", "Verdict"),
@@ -30,6 +36,6 @@ __getattr__ = lazy_getattr(
 )
 
 __all__ = [
-    "AnswerAdvantages", "PromptFiles", "ReasoningGym", "Reward", "RewardPool", "RolloutData", "Verdict", "compute_advantages",
-    "json_answer", "matches", "number_equals", "text_equals",
+    "AnswerAdvantages", "PromptFiles", "ReasoningGym", "Reply", "Reward", "RewardPool", "RolloutData", "TextEnvironment",
+    "ToolEnvironment", "Verdict", "compute_advantages", "json_answer", "matches", "number_equals", "text_equals",
 ]  # fmt: skip

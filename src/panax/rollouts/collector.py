@@ -17,9 +17,11 @@ from ..generate.sampling import MAX_SEED
 from ..job.agreement import broadcast_text, is_process_zero
 from ..system import json_reader
 from .advantages import compute_advantages
-from .answers import SampledAnswer, count_actions
+from .answers import SampledAnswer, count_actions, describe_episodes
+from .episodes import AskReplies, EpisodeSampler
 from .journal import Journal, JournalEntry
 from .prompts import PROMPT
+from .replies import ReplySource
 from .rewards.pool import RewardPool
 from .rewards.reward import Verdict, weigh_verdicts
 from .rollout_data import OpenedRollouts
@@ -36,6 +38,7 @@ class JudgedAnswers:
         values: Sum of each answer's rewards by weight.
         counted: False for answers without a reward.
         seconds: Time of drawing and of rewarding.
+        reply_seconds: Time of the environment.
     """
 
     answers: Sequence[SampledAnswer]
@@ -44,6 +47,7 @@ class JudgedAnswers:
     values: Float[np.ndarray, " answers"]
     counted: Bool[np.ndarray, " answers"]
     seconds: tuple[float, float]
+    reply_seconds: float = 0.0
 
     def signals(self, samples: int) -> list[bool]:
         """Return, for each prompt, True if its counted answers have different rewards."""
@@ -95,9 +99,13 @@ class Collector:
         self._rollouts, self._settings = rollouts, rollouts.settings
         self._create_engine, self._pool, self._say = create_engine, pool, say
         self._on_progress = on_progress
+        self._episodes = self._replies = None
+        if rollouts.environment is not None:
+            self._episodes = EpisodeSampler(rollouts, on_progress)
+            self._replies = ReplySource(rollouts.environment, pool, say, on_progress, self._settings.failed_rewards)
 
     def collect(self, number: int, step: int, prompts: Sequence[int], journal: Journal) -> JudgedAnswers:
-        """Draw answers to prompts, and reward them; what was rewarded is in the journal when this returns.
+        """Draw answers to prompts, and reward them; replies and rewards are in the journal when this returns.
 
         Args:
             number: Number of the batch of prompts, from 1 in the data's order.
@@ -105,18 +113,22 @@ class Collector:
 
         Raises:
             DataError: A prompt is too long.
-            TrainingError: A reward failed, and `failed_rewards` is "stop".
+            TrainingError: A reward or the environment failed, and `failed_rewards` is "stop".
         """
         settings, clock = self._settings, time.perf_counter
         began = clock()
-        answers = self._draw(
-            prompts, settings.sampling(), draw_seeds(settings.seed, number, len(prompts), settings.samples)
-        )
+        replies = self._replies
+        ask = None if replies is None else lambda asked: replies.ask_once(asked, number, step, journal)
+        seeds = draw_seeds(settings.seed, number, len(prompts), settings.samples)
+        answers = self._draw(prompts, settings.sampling(), seeds, ask)
+        waited = 0.0 if self._episodes is None else self._episodes.seconds
         drawn = clock()
         indices = [prompts[answer.group] for answer in answers]
         verdicts = self._judge(number, step, indices, answers, journal)
         values, counted = self._combine(verdicts, indices, answers)
-        return JudgedAnswers(answers, indices, verdicts, values, counted, (drawn - began, clock() - drawn))
+        return JudgedAnswers(
+            answers, indices, verdicts, values, counted, (drawn - began - waited, clock() - drawn), waited
+        )
 
     def assemble(self, parts: Sequence[JudgedAnswers]) -> RolloutBatch:
         """Make a rollout of the answers to one batch of prompts or several.
@@ -150,6 +162,8 @@ class Collector:
             "seconds/reward": sum(part.seconds[1] for part in parts),
             "seconds/rows": time.perf_counter() - began,
         }
+        if self._episodes is not None:
+            metrics["seconds/environment"] = sum(part.reply_seconds for part in parts)
         if settings.refills:
             metrics["prompts_drawn"] = float(len(signals))
         return RolloutBatch(answers, [indices[row] for row in rows], batch, np.where(counted, values, np.nan), metrics)
@@ -159,16 +173,25 @@ class Collector:
 
         Raises:
             DataError: A prompt is too long.
-            TrainingError: A reward failed, and `failed_rewards` is "stop".
+            TrainingError: A reward or the environment failed, and `failed_rewards` is "stop".
         """
-        answers = self._draw(prompts, self._settings.greedy_sampling(), [(0,)] * len(prompts))
+        ask = None if self._replies is None else self._replies.ask
+        answers = self._draw(prompts, self._settings.greedy_sampling(), [(0,)] * len(prompts), ask)
         indices = [prompts[answer.group] for answer in answers]
         verdicts = _broadcast(self._ask(range(len(answers)), indices, answers))
         values, counted = self._combine(verdicts, indices, answers)
         return answers, self._describe(answers, verdicts, values, counted)
 
-    def _draw(self, prompts: Sequence[int], sampling: Sampling, seeds: Sequence[Sequence[int]]) -> list[SampledAnswer]:
-        """Draw answers to prompts, with one for each of a prompt's seeds; those of a prompt together."""
+    def _draw(
+        self, prompts: Sequence[int], sampling: Sampling, seeds: Sequence[Sequence[int]], ask: AskReplies | None
+    ) -> list[SampledAnswer]:
+        """Draw answers to prompts, with one for each of a prompt's seeds; those of a prompt together.
+
+        Args:
+            ask: Asks the environment; None without one.
+        """
+        if self._episodes is not None and ask is not None:
+            return self._episodes.sample(self._create_engine(), prompts, sampling, seeds, ask)
         encoded = [self._rollouts.encode(index) for index in prompts]
         sampling = dataclasses.replace(sampling, n=len(seeds[0]))
         requests = [
@@ -225,9 +248,18 @@ class Collector:
         if self._pool is None or not places:
             return [[] for _ in places]
         records = self._rollouts.records
-        rated = [(answers[place].text, records[indices[place]]) for place in places]
+        verdicts = {
+            place: [Verdict(None, error)] * len(self._settings.rewards)
+            for place in places
+            if (error := _failure(answers[place]))
+        }
+        asked = [place for place in places if place not in verdicts]
+        rated = [(answers[place].text, records[indices[place]]) for place in asked]
+        episodes = [answers[place].describe_episode() for place in asked]
         stops = self._settings.failed_rewards == "stop"
-        return self._pool.score(rated, stop_at_failure=stops, on_wait=self._on_progress)
+        scored = self._pool.score(rated, episodes, stop_at_failure=stops, on_wait=self._on_progress)
+        verdicts |= zip(asked, scored, strict=True)
+        return [verdicts[place] for place in places]
 
     def _combine(
         self, verdicts: Sequence[Sequence[Verdict]], indices: Sequence[int], answers: Sequence[SampledAnswer]
@@ -252,7 +284,7 @@ class Collector:
             what = f"{error}. Prompt: {str(prompt)[:200]!r}; answer: {answers[place].text[:200]!r}"
             if self._settings.failed_rewards == "stop":
                 raise TrainingError(
-                    f"an answer has no reward: {what}. Mend the reward function, or leave such answers out with "
+                    f"an answer has no reward: {what}. Mend the function, or leave such answers out with "
                     f'data.failed_rewards="exclude"'
                 )
             self._say(
@@ -263,8 +295,8 @@ class Collector:
 
     def _penalty(self, answer: SampledAnswer) -> float:
         """Return the penalty for the length of an answer, which its reward loses."""
-        overlong, tokens = self._settings.overlong, self._settings.tokens
-        return max(0.0, (len(answer.actions) - tokens + overlong) / overlong) if overlong else 0.0
+        overlong, tokens = self._settings.overlong, self._settings.answer_tokens
+        return max(0.0, (len(answer.tokens) - tokens + overlong) / overlong) if overlong else 0.0
 
     def _describe(
         self,
@@ -280,6 +312,7 @@ class Collector:
             "length/max": float(max(lengths)),
             "truncated": float(np.mean([answer.is_truncated for answer in answers])),
             "failed_rewards": float(np.mean(~counted)),
+            **describe_episodes([answer.episode for answer in answers if answer.episode is not None]),
         }
         if counted.any():
             metrics |= {"reward": float(values[counted].mean()), "reward_deviation": float(values[counted].std())}
@@ -298,6 +331,11 @@ def draw_seeds(seed: int, number: int, count: int, samples: int) -> list[list[in
     """
     draws = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, number])))
     return draws.integers(0, MAX_SEED, (count, samples), endpoint=True).tolist()
+
+
+def _failure(answer: SampledAnswer) -> str:
+    """Return why the environment failed in an answer; empty if it did not."""
+    return "" if answer.episode is None else answer.episode.error
 
 
 def _entry(

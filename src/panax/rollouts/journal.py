@@ -1,7 +1,7 @@
-"""The journal of a run's rollouts: what was drawn and rewarded, durable before the model learns from it.
+"""The journal of a run's rollouts: what was drawn, replied and rewarded, durable before it is used further.
 
-After an interruption the same tokens are drawn again; rewards are read from the journal, since a reward function
-may give another answer when it is asked twice.
+After an interruption the same tokens are drawn again; replies of environments and rewards are read from the journal, since a
+function may give another answer when it is asked twice.
 """
 
 import dataclasses
@@ -14,9 +14,10 @@ from typing import Any
 from ..core.errors import DataError
 from ..system import json_reader
 from ..system.files import append_lines
+from .reply_entry import ReplyEntry
 
 JOURNAL_FILE = "rollouts.jsonl"
-"""File in the run's folder with a line for each rollout."""
+"""File in the run's folder with a line for each rollout, and for each turn of it that an environment replied to."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,15 @@ class JournalEntry:
         Raises:
             ValueError: The line has another form.
         """
-        fields = json_reader.parse_as(dict, line)
+        return cls.from_fields(json_reader.parse_as(dict, line))
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> "JournalEntry":
+        """Read the fields of a line.
+
+        Raises:
+            ValueError: They have another form.
+        """
         try:
             entry = cls(
                 int(fields["rollout"]),
@@ -96,6 +105,7 @@ class Journal:
     def __init__(self, folder: Path):
         self._path = folder / JOURNAL_FILE
         self._later: dict[int, JournalEntry] = {}
+        self._replies: dict[tuple[int, int], ReplyEntry] = {}
 
     def read(self, after: int) -> None:
         """Read the entries of rollouts after this one; an incomplete last line is left out.
@@ -103,7 +113,7 @@ class Journal:
         Raises:
             DataError: A line does not describe a rollout.
         """
-        self._later = {}
+        self._later, self._replies = {}, {}
         if not self._path.exists():
             return
         with open(self._path, encoding="utf-8") as file:
@@ -111,21 +121,31 @@ class Journal:
                 if not line.endswith("\n"):
                     break
                 try:
-                    entry = JournalEntry.from_json(line)
+                    fields = json_reader.parse_as(dict, line)
+                    kind = ReplyEntry if "turn" in fields else JournalEntry
+                    entry = kind.from_fields(fields)
                 except ValueError as error:
                     raise DataError(
                         f"{self._path}, line {number}: {error}; restore the file, or move it away: the rewards of rollouts "
                         f"that the checkpoint does not hold are then asked for again"
                     ) from error
-                if entry.number > after:
-                    # A rollback may have drawn one again.
+                # A rollback may have drawn one again.
+                if entry.number <= after:
+                    continue
+                if isinstance(entry, ReplyEntry):
+                    self._replies[entry.number, entry.turn] = entry
+                else:
                     self._later[entry.number] = entry
 
     def find(self, number: int) -> JournalEntry | None:
         """Return the newest entry of a rollout; None if there is none."""
         return self._later.get(number)
 
-    def append(self, entries: Sequence[JournalEntry]) -> None:
+    def find_replies(self, number: int, turn: int) -> ReplyEntry | None:
+        """Return the newest replies to a turn of a rollout; None if there are none."""
+        return self._replies.get((number, turn))
+
+    def append(self, entries: Sequence[JournalEntry | ReplyEntry]) -> None:
         """Write entries, and wait until they are on the disk.
 
         Raises:

@@ -18,6 +18,10 @@ from ..generate import Sampling
 from ..generate.prompts import encode_conversation
 from .advantages import Baseline, Scale, check_advantage_settings
 from .environments.reasoning_gym_prompts import ReasoningGym
+from .environments.reply_tokens import ReplyEncoder
+from .environments.text_environment import TextEnvironment
+from .environments.tool_environment import ToolEnvironment
+from .environments.turns import Message, OpenedEnvironment
 from .packing import MAX_SHAPES
 from .prompts import PROMPT, PromptFiles, Record
 from .rewards.reward import Reward
@@ -37,11 +41,12 @@ class RolloutData(Validated):
         tokenizer: The model's tokenizer.
         batch_size: Number of prompts of a rollout.
         samples: Number of answers to each prompt.
-        tokens: Maximum number of tokens of an answer.
+        tokens: Maximum number of tokens of an answer; with an environment, of one turn.
         prompt_tokens: Maximum number of tokens of a prompt.
         temperature: Divisor of the logits, for the draws and in the loss.
         overlong: Number of last tokens, of `tokens`, in which an answer loses reward: from 0 at the first of them to 1 at the
-            last (DAPO, arXiv:2503.14476, equation 13); 0 for no penalty.
+            last (DAPO, arXiv:2503.14476, equation 13); 0 for no penalty. With an environment, of `environment.tokens`, of
+            which the replies take a part.
         stop_ids: Tokens at which an answer ends, beside those of the tokenizer.
         chat: Render prompts as conversations by the tokenizer's chat template; conversations are, whatever it is.
         baseline: Rewards with which that of an answer is compared; see `compute_advantages`.
@@ -53,12 +58,13 @@ class RolloutData(Validated):
             task's objective needs `several_updates=True`.
         packing: Pack answers into rows for the updates. Their number follows the answers' lengths, in a few sizes, each of
             which is compiled when it comes first; otherwise there is one answer in each row, padded to the longest allowed.
-        failed_rewards: "stop" ends the run if a reward fails; "exclude" leaves the answer out of the loss.
-        processes: Number of processes that run the rewards.
+        failed_rewards: "stop" ends the run if a reward or the environment fails; "exclude" leaves the answer out of the loss.
+        processes: Number of processes that run the rewards and the environment.
         rows: Number of answers that are drawn at the same time.
         held_out: Fraction of the prompts that is held out.
         seed: Seed of the order of the prompts and of the draws.
         max_bad_records: Maximum number of records that are no prompts, and skipped.
+        environment: What replies to the model's turns, so that an answer has several; None for answers of one turn.
     """
 
     prompts: PromptFiles | ReasoningGym
@@ -84,6 +90,7 @@ class RolloutData(Validated):
     held_out: float = 0.05
     seed: int = 0
     max_bad_records: int = 0
+    environment: TextEnvironment | ToolEnvironment | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -94,8 +101,14 @@ class RolloutData(Validated):
                 raise RecipeError(f"data.{name}={getattr(self, name)}; expected {least} or more")
         if not self.temperature > 0.0:
             raise RecipeError(f"data.temperature={self.temperature}; expected a positive number: answers are drawn")
-        if self.overlong >= self.tokens:
-            raise RecipeError(f"data.overlong={self.overlong}; expected less than data.tokens={self.tokens}")
+        if self.environment is not None and self.environment.tokens < self.tokens:
+            raise RecipeError(
+                f"data.environment.tokens={self.environment.tokens} are those of all turns and replies; expected at least "
+                f"data.tokens={self.tokens}, those of one turn"
+            )
+        if self.overlong >= self.answer_tokens:
+            name = "data.tokens" if self.environment is None else "data.environment.tokens"
+            raise RecipeError(f"data.overlong={self.overlong}; expected less than {name}={self.answer_tokens}")
         if self.num_answers % self.minibatches:
             raise RecipeError(
                 f"data.minibatches={self.minibatches} does not divide the {self.num_answers} answers of a rollout (batch_size "
@@ -118,7 +131,17 @@ class RolloutData(Validated):
     @property
     def length(self) -> int:
         """Return the positions of a row, a multiple of 8."""
-        return -(-(self.prompt_tokens + self.tokens) // 8) * 8
+        return -(-(self.prompt_tokens + self.answer_tokens) // 8) * 8
+
+    @property
+    def answer_tokens(self) -> int:
+        """Return the maximum number of tokens after a prompt."""
+        return self.tokens if self.environment is None else self.environment.tokens
+
+    @property
+    def max_actions(self) -> int:
+        """Return the maximum number of actions of an answer."""
+        return min(self.answer_tokens, self.tokens * (1 if self.environment is None else self.environment.turns))
 
     @property
     def num_answers(self) -> int:
@@ -156,21 +179,36 @@ class RolloutData(Validated):
         }
 
     def open(self) -> "OpenedRollouts":
-        """Read the prompts and the tokenizer.
+        """Read the prompts and the tokenizer, and open the environment.
 
         Raises:
             DataError: A file can't be read, or holds no prompts.
-            RecipeError: The tokenizer has no chat template, and a prompt is a conversation.
+            RecipeError: The tokenizer has no chat template, and a prompt is a conversation; or it does not fit the environment,
+                or that can't be opened.
         """
+        tokenizer = self.tokenizer.load()
+        environment = replies = None
+        if self.environment is not None:
+            environment = self.environment.open(tokenizer)
+            replies = ReplyEncoder(tokenizer, environment, self.stop_ids)
         prompts = self.prompts.open(cache_directory(None), self.max_bad_records)
         training, held_out = split_by_hash(prompts, self.held_out)
-        return OpenedRollouts(
+        rollouts = OpenedRollouts(
             self,
-            self.tokenizer.load(),
+            tokenizer,
             prompts.records,
             ExampleSource(training, batch_size=self.batch_size, seed=self.seed),
             None if held_out is None else ExampleSource(held_out, batch_size=self.batch_size, epochs=1),
+            environment,
+            replies,
         )
+        if replies is not None:
+            kinds = {rollouts.is_chat(record) for record in rollouts.records}
+            if True in kinds:
+                replies.check_chat()
+            if False in kinds:
+                replies.check_text()
+        return rollouts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -181,6 +219,8 @@ class OpenedRollouts:
         records: All records, by the indices that the sources yield.
         train: Endless batches of prompts, which resume exactly.
         held_out: One pass over the held-out prompts; None if there are none.
+        environment: What replies to turns; None without one.
+        replies: Encodes its replies; None without one.
     """
 
     settings: RolloutData
@@ -188,6 +228,8 @@ class OpenedRollouts:
     records: Sequence[Record]
     train: ExampleSource
     held_out: ExampleSource | None
+    environment: OpenedEnvironment | None = None
+    replies: ReplyEncoder | None = None
 
     def describe(self, prompts: Sequence[int], count: int) -> Iterator[str]:
         """Yield lines about the prompts, and about the first `count` of a rollout.
@@ -199,7 +241,7 @@ class OpenedRollouts:
         settings = self.settings
         yield (
             f"{self.train.examples.num_examples:,} prompts, {held_out:,} more are held out; a rollout is {settings.samples} "
-            f"answers of at most {settings.tokens:,} tokens to each of {settings.batch_size:,} prompts"
+            f"answers of at most {settings.answer_tokens:,} tokens to each of {settings.batch_size:,} prompts"
         )
         for index in prompts[:count]:
             prompt = make_printable(str(self.records[index][PROMPT]))
@@ -208,6 +250,15 @@ class OpenedRollouts:
                 if name != PROMPT:
                     yield f"  {name}: {make_printable(str(value))[:200]}"
 
+    def is_chat(self, record: Record) -> bool:
+        """Return True if the chat template renders the prompt of a record."""
+        return self.settings.chat or not isinstance(record[PROMPT], str)
+
+    def read_messages(self, index: int) -> list[Message]:
+        """Return a prompt as messages; a text is a user's message."""
+        prompt = self.records[index][PROMPT]
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+
     def encode(self, index: int) -> tuple[int, ...]:
         """Return the tokens of a prompt.
 
@@ -215,13 +266,13 @@ class OpenedRollouts:
             DataError: The prompt is empty, or longer than `prompt_tokens`.
             RecipeError: The tokenizer has no chat template, or that fails.
         """
-        record: Record = self.records[index]
-        prompt, tokenizer = record[PROMPT], self.tokenizer
-        if isinstance(prompt, str) and not self.settings.chat:
-            ids = [*tokenizer.start_of_document, *tokenizer.encode(prompt)]
+        record, tokenizer = self.records[index], self.tokenizer
+        prompt = record[PROMPT]
+        if self.is_chat(record):
+            tools = () if self.environment is None else self.environment.tools
+            ids = encode_conversation(tokenizer, self.read_messages(index), tools)
         else:
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            ids = encode_conversation(tokenizer, messages)
+            ids = [*tokenizer.start_of_document, *tokenizer.encode(prompt)]
         if not 1 <= len(ids) <= self.settings.prompt_tokens:
             raise DataError(
                 f"prompt {index} has {len(ids)} tokens ({str(prompt)[:60]!r}); expected 1 to data.prompt_tokens="

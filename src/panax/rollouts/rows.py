@@ -59,21 +59,22 @@ def make_rows(
 ) -> dict[str, np.ndarray]:
     """Return the leaves of a batch, (answers, length); if experts were recorded, also (answers, length, layer, active).
 
-    The loss mask is 1 where an action is the target. Answers that are not counted have none.
+    The loss mask is 1 where an action is the target, and 0 at tokens of an environment. Answers that are not counted have
+    none.
 
     Args:
         length: Positions of a row, at least those of each prompt and its answer but one.
     """
     rows = {name: np.zeros((len(answers), length), np.int32 if name in ID_LEAVES else np.float32) for name in LEAVES}
     for row, answer in enumerate(answers):
-        ids = [*answer.prompt, *answer.actions]
-        size, first = len(ids) - 1, len(answer.prompt) - 1
+        ids = [*answer.prompt, *answer.tokens]
+        size, drawn = len(ids) - 1, len(answer.prompt) - 1 + np.flatnonzero(answer.is_action)
         rows["tokens"][row, :size], rows["targets"][row, :size] = ids[:-1], ids[1:]
         rows["segment"][row, :size], rows["position"][row, :size] = 1, np.arange(size)
         if counted[row]:
-            rows[MASK_LEAF][row, first:size] = 1.0
-            rows[ADVANTAGE_LEAF][row, first:size] = advantages[row]
-            rows[BEHAVIOR_LEAF][row, first:size] = answer.log_probabilities
+            rows[MASK_LEAF][row, drawn] = 1.0
+            rows[ADVANTAGE_LEAF][row, drawn] = advantages[row]
+            rows[BEHAVIOR_LEAF][row, drawn] = answer.log_probabilities
     recorded = [answer.experts for answer in answers if answer.experts is not None]
     if recorded:
         rows[EXPERTS_LEAF] = np.full((len(answers), length, *recorded[0].shape[1:]), -1, np.int32)

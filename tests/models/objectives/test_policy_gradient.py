@@ -105,6 +105,27 @@ def test_equals_the_definition_of_each_answer(name: str) -> None:
     metrics["answer_faults"].raise_if_failed("the batch")
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in OBJECTIVES]
+)
+def test_equals_the_definition_of_answers_with_tokens_of_an_environment(name: str) -> None:
+    """An answer of several turns has targets without loss between its actions."""
+    objective = OBJECTIVES[name]
+    host = sampled_answers.batch_for(objective)
+    for row, places in sampled_answers.find_answers(host):
+        if len(places) >= 4:
+            host["loss_mask"][row, places[1:-1][:2]] = 0.0
+    assert any(np.diff(places).max(initial=1) > 1 for _, places in sampled_answers.find_answers(host))
+    logits = sampled_answers.draw_logits(host)
+    expected, wanted = defined(objective, host, logits)
+    found, gradient, metrics = sampled_answers.evaluate(objective, host, logits)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert np.linalg.norm(gradient - wanted) <= 1e-5 * np.linalg.norm(wanted)
+    assert not gradient[host["loss_mask"] == 0.0].any()
+    metrics["answer_faults"].raise_if_failed("the batch")
+    assert float(metrics["answers"].value) == len(sampled_answers.find_answers(host))
+
+
 def test_metrics_are_those_of_each_answer() -> None:
     """And no metric counts the excluded answer."""
     objective = OBJECTIVES["gspo"]

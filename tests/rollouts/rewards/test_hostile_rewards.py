@@ -106,7 +106,7 @@ def test_output_is_forwarded_to_stderr_up_to_an_amount(capfd):
         pool.score([("prints without end", {})])
     captured = capfd.readouterr()
     assert not captured.out
-    assert '"value": 9' in captured.err and "bytes of rewards' output dropped" in captured.err
+    assert '"value": 9' in captured.err and "bytes of functions' output dropped" in captured.err
     assert len(captured.err) < 100_000
 
 
@@ -114,7 +114,7 @@ def test_output_is_forwarded_to_stderr_up_to_an_amount(capfd):
     ("answer", "record", "message"),
     [
         ("\ud800", {}, "was not called: .*half of a surrogate pair"),
-        ("a", {"path": Path("a")}, "was not called: its record is not JSON: Object of type"),
+        ("a", {"path": Path("a")}, "was not called: its record, or another argument, is not JSON: Object of type"),
         ("a", {"large": 10**50}, "was not called: .*at most 40 are read"),
     ],
 )

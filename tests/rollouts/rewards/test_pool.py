@@ -23,7 +23,7 @@ def rewards(*functions, **settings) -> list[Reward]:
 
 
 def workers(parent: int | None = None) -> list[psutil.Process]:
-    return [each for each in psutil.Process(parent).children() if "panax.rollouts.rewards.worker" in each.cmdline()]
+    return [each for each in psutil.Process(parent).children() if "panax.rollouts.calls.worker" in each.cmdline()]
 
 
 def test_verdicts_are_in_order_and_the_processes_end():

@@ -51,6 +51,11 @@ def journal(folder):
     return [JournalEntry.from_json(line) for line in (folder / JOURNAL_FILE).read_text().splitlines()]
 
 
+def journal_lines(folder):
+    """The journal's lines, of replies too."""
+    return [json.loads(line) for line in (folder / JOURNAL_FILE).read_text().splitlines()]
+
+
 class Ends(Hook):
     """Raises after a step."""
 

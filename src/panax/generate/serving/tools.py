@@ -66,10 +66,7 @@ class OfferedTools:
     def parse(self, text: str) -> tuple[str, list[ToolCall]]:
         """Split an answer into the text before its calls, and these; none if one is incomplete or of another name."""
         names = [tool["function"]["name"] for tool in self.tools]
-        content, sources = "", [text.strip().removeprefix(PYTHON_TAG)]
-        if self.form is CallForm.TAGGED:
-            content, *parts = text.split(OPEN)
-            sources = [part.partition(CLOSE)[0] for part in parts]
+        content, sources = split_calls(text, self.form)
         calls = []
         for source in sources:
             try:
@@ -90,6 +87,18 @@ class OfferedTools:
         if (place := text.find(OPEN)) >= 0:
             return place
         return len(text) - max((size for size in range(1, len(OPEN)) if text.endswith(OPEN[:size])), default=0)
+
+
+def split_calls(text: str, form: CallForm) -> tuple[str, list[str]]:
+    """Split an answer into the text before its calls, and the text of each; of the form BARE, all of it may be a call.
+
+    >>> split_calls("Wait. <tool_call>{}</tool_call>", CallForm.TAGGED)
+    ('Wait. ', ['{}'])
+    """
+    if form is CallForm.BARE:
+        return "", [text.strip().removeprefix(PYTHON_TAG)]
+    content, *parts = text.split(OPEN)
+    return content, [part.partition(CLOSE)[0] for part in parts]
 
 
 def read_tools(body: Mapping[str, Any], tokenizer: Tokenizer) -> OfferedTools | None:
@@ -162,8 +171,11 @@ def _read_choice(choice: Any, by_name: Mapping[str, Any]) -> list[Mapping[str, A
     return [by_name[name]]
 
 
-def find_call_form(tokenizer: Tokenizer) -> CallForm:
+def find_call_form(tokenizer: Tokenizer, *, advice: str = "Remove tools, or pass tool_choice='none'") -> CallForm:
     """Return the form of calls, from a conversation with one that the chat template renders.
+
+    Args:
+        advice: The end of the message of an error.
 
     Raises:
         RecipeError: The template does not show tools, or has calls of another form.
@@ -173,7 +185,7 @@ def find_call_form(tokenizer: Tokenizer) -> CallForm:
     if form is None:
         raise RecipeError(
             f"the tokenizer's chat template has no tools, or calls of a form that is not supported; expected that of Hermes and "
-            f"Qwen ({OPEN} with JSON) or of Llama 3 (JSON with name and parameters). Remove tools, or pass tool_choice='none'"
+            f"Qwen ({OPEN} with JSON) or of Llama 3 (JSON with name and parameters). {advice}"
         )
     return form
 

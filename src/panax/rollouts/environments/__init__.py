@@ -1,1 +1,1 @@
-"""Prompts and rewards of other libraries' environments."""
+"""Environments: what replies to the model's turns, tools, and prompts and rewards of other libraries."""

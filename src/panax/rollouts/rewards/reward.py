@@ -1,17 +1,13 @@
 """`Reward`: a function that rates one answer, as a setting that files can describe."""
 
 import dataclasses
-import inspect
-import os
 import re
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 from ...core.errors import RecipeError
 from ...core.validation import Validated
+from ..calls.location import resolve_location, split_location
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -35,7 +31,8 @@ class Reward(Validated):
     Attributes:
         function: `f(answer: str, record: Mapping[str, Any]) -> float`, defined at the top level of a module or a
             script, or its location as text: "module:name" or "folder/file.py:name". Stored as text. `record` is the
-            prompt's record of JSON values, with the prompt itself as `record["prompt"]`.
+            prompt's record of JSON values, with the prompt itself as `record["prompt"]`. With a third parameter
+            `episode`, it gets the whole conversation of an answer of several turns too; see `TextEnvironment`.
         weight: Factor of the value in the sum of all rewards. 0 only reports the value, and a negative weight
             makes a penalty.
         name: Name in metrics and messages; by default that of the function.
@@ -51,8 +48,7 @@ class Reward(Validated):
     seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        where = self.function if isinstance(self.function, str) else locate_function(self.function)
-        split_location(where)
+        where = resolve_location(self.function, "Reward.function")
         object.__setattr__(self, "function", where)
         object.__setattr__(self, "name", self.name or split_location(where)[1])
         if _NAME.fullmatch(self.name) is None:
@@ -67,52 +63,6 @@ class Reward(Validated):
         """Return the function's location: "module:name" or "file.py:name"."""
         assert isinstance(self.function, str)
         return self.function
-
-
-def split_location(where: str) -> tuple[str, str]:
-    """Split the location of a function into its module or file, and its name.
-
-    Raises:
-        RecipeError: The text has another form.
-
-    >>> split_location("rewards/sums.py:is_right")
-    ('rewards/sums.py', 'is_right')
-    """
-    source, _, name = where.rpartition(":")
-    is_module = all(part.isidentifier() for part in source.split("."))
-    if not name.isidentifier() or not (is_module or (source.endswith(".py") and len(source) > 3)):
-        raise RecipeError(f"Reward.function={where!r}: expected 'module:function' or 'folder/file.py:function'")
-    return source, name
-
-
-def locate_function(function: Callable[..., float]) -> str:
-    """Return the location from which another process can import a function: its module if that can be found by
-    name, its file otherwise.
-
-    The path of a file is relative to the working directory if the file is inside it.
-
-    Raises:
-        RecipeError: It is not a function at the top level of a module or a script: a lambda, a nested function, a
-            method, an object, or a function of an interactive session.
-
-    >>> locate_function(re.escape)
-    're:escape'
-    """
-    name = getattr(function, "__qualname__", "")
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    if not inspect.isroutine(function) or not name.isidentifier() or module is None:
-        raise RecipeError(_describe_misplaced(function, "another process can't import it"))
-    if getattr(module, name, None) is not function:
-        raise RecipeError(_describe_misplaced(function, f"{module.__name__}.{name} is another object, or missing"))
-    module_name = _importable_name(module)
-    if module_name is not None:
-        return f"{module_name}:{name}"
-    file = getattr(module, "__file__", None)
-    if file is None or not file.endswith(".py") or not Path(file).is_file():
-        raise RecipeError(_describe_misplaced(function, "another process can't import an interactive session"))
-    path = os.path.abspath(file)
-    relative = os.path.relpath(path)
-    return f"{path if relative.startswith(os.pardir) else relative}:{name}"
 
 
 def weigh_verdicts(rewards: Sequence[Reward], verdicts: Sequence[Verdict]) -> float | None:
@@ -131,34 +81,3 @@ def weigh_verdicts(rewards: Sequence[Reward], verdicts: Sequence[Verdict]) -> fl
             return None
         total += reward.weight * verdict.value
     return total
-
-
-def _importable_name(module: ModuleType) -> str | None:
-    """Return the name by which a fresh process with this `sys.path` imports the same file; None if there is none."""
-    spec = getattr(module, "__spec__", None)
-    # A program that `python -m` runs is called `__main__`, and its spec has its name.
-    name = module.__name__ if module.__name__ != "__main__" else getattr(spec, "name", None)
-    if name is None or name == "__main__":
-        return None
-    parent = sys.modules.get(name.rpartition(".")[0])
-    path = getattr(parent, "__path__", None) if "." in name else None
-    if "." in name and path is None:
-        return None
-    # `importlib.util.find_spec` would return the spec of the loaded module, which may come from anywhere.
-    for finder in sys.meta_path:
-        candidate = finder.find_spec(name, path)
-        if candidate is not None:
-            file = getattr(module, "__file__", None)
-            same = file is None or (
-                candidate.origin is not None and os.path.realpath(candidate.origin) == os.path.realpath(file)
-            )
-            return name if same else None
-    return None
-
-
-def _describe_misplaced(function: object, reason: str) -> str:
-    name = getattr(function, "__qualname__", type(function).__name__)
-    return (
-        f"Reward.function={name}: {reason}; expected a function that is defined by `def` at the top level of a module or "
-        f"a script: move it there, or name it as 'module:function' or 'folder/file.py:function'"
-    )

@@ -75,11 +75,12 @@ class RolloutBatches(StepBatches[PromptBatch]):
         self._shapes = choose_shapes(prepared) if self._settings.packing else None
         with raise_on_all_processes():
             rewards, count = rollouts.settings.rewards, rollouts.settings.processes
-            self._pool = RewardPool(rewards, count) if is_process_zero() else None
+            others = () if rollouts.environment is None else rollouts.environment.functions
+            self._pool = RewardPool(rewards, count, others=others) if is_process_zero() else None
         self._collector = Collector(rollouts, self._create_engine, self._pool, say, self._watch)
 
     def begin(self, run: RunProgress, start: RunStart) -> None:
-        """Read the rewards of later rollouts from the journal."""
+        """Read the replies and rewards of later rollouts from the journal."""
         self._scorer.begin(run.state, start)
         if is_process_zero():
             self._journal.read(run.drawn)
@@ -169,9 +170,8 @@ class RolloutBatches(StepBatches[PromptBatch]):
             records = self._prepared.data.rollouts.records
             for place in range(0, samples * SHOWN_ANSWERS, samples)[: len(rollout.answers) // samples]:
                 prompt, answer = records[rollout.indices[place]][PROMPT], rollout.answers[place]
-                texts[f"rollout/answer {place // samples}"] = (
-                    f"{prompt}\n\n{answer.text}\n\nreward {rollout.rewards[place]:.4g}"
-                )
+                shown = f"{prompt}\n\n{answer.text}" if answer.episode is None else answer.episode.describe()
+                texts[f"rollout/answer {place // samples}"] = f"{shown}\n\nreward {rollout.rewards[place]:.4g}"
         self._report.record_rollout(number, rollout.metrics, texts)
 
     def evaluate(self, state: TrainState, step: int, should_stop: Callable[[], bool]) -> Mapping[str, float] | None:
@@ -281,9 +281,10 @@ def check_draws(prepared: PreparedRun) -> None:
             f"data.epochs={settings.epochs} and data.minibatches={settings.minibatches} make {settings.updates} updates of a "
             f"rollout; set task.objective.several_updates={settings.updates > 1}"
         )
-    if 0 < needs.max_actions < settings.tokens:
+    if 0 < needs.max_actions < settings.max_actions:
+        name = "data.tokens" if settings.environment is None else "the actions that data.environment allows"
         raise RecipeError(
-            f"task.objective.max_answer={needs.max_actions} is less than data.tokens={settings.tokens}; set it to that"
+            f"task.objective.max_answer={needs.max_actions} is less than {name}={settings.max_actions}; set it to that"
         )
     if experiment.num_steps % settings.updates:
         raise RecipeError(

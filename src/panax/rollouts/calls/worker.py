@@ -1,6 +1,6 @@
-"""A process that calls reward functions for `RewardPool`: a line of JSON in, a line out.
+"""A process that calls functions for `CallPool`: a line of JSON in, a line out.
 
-Started as `python -m panax.rollouts.rewards.worker`. It imports the modules of the functions and nothing else
+Started as `python -m panax.rollouts.calls.worker`. It imports the modules of the functions and nothing else
 of its parent, unpickles nothing, and does not listen on a port: it ends when its input does. Output, closed
 descriptors, forks and threads of a function don't reach the channel.
 """
@@ -11,8 +11,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import math
-import numbers
 import os
 import resource
 import signal
@@ -23,33 +21,31 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from ...core.errors import PanaxError, describe_type
+from ...core.errors import PanaxError
 from ...system import json_reader
 from ...system.children import end_with_parent
-from .reward import split_location
+from .error_text import describe_error
+from .kinds import KINDS, FunctionKind
+from .location import split_location
+from .tool_schema import InvalidFunctionError, describe_tool
 
 MAX_REQUEST_BYTES = 1 << 28
-"""Maximum size of a request: an answer with its record."""
+"""Maximum size of a request: the arguments of a call."""
 
 OUTPUT_BYTES_PER_SECOND = 16 << 10
 """Amount of the functions' output that is forwarded to stderr each second; more is dropped."""
 
-_MAX_ERROR_CHARACTERS = 500
 _IMPORT_LINES = 8
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-class InvalidFunctionError(ValueError):
-    """A name that is not a function of an answer and a record."""
-
-
-def load_function(where: str) -> Callable[..., Any]:
-    """Import a reward function.
+def load_function(where: str, kind: FunctionKind) -> Callable[..., Any]:
+    """Import a function.
 
     A file is imported under a name of its own, so the code under `if __name__ == "__main__"` does not run.
 
     Raises:
-        InvalidFunctionError: The function is missing, or does not take an answer and a record. Errors of the
+        InvalidFunctionError: The function is missing, or does not take the arguments of its kind. Errors of the
             module itself are raised as they are.
     """
     source, name = split_location(where)
@@ -59,19 +55,14 @@ def load_function(where: str) -> Callable[..., Any]:
         raise InvalidFunctionError(f"{source} has no function {name!r} at its top level")
     if inspect.iscoroutinefunction(function):
         raise InvalidFunctionError(
-            f"{where} is async; expected a function that returns its number: call asyncio.run inside it"
+            f"{where} is async; expected a function that returns its result: call asyncio.run inside it"
         )
-    try:
-        inspect.signature(function).bind("", {})
-    except TypeError as error:
-        raise InvalidFunctionError(f"{where} can't be called as f(answer, record): {error}") from None
-    except ValueError:  # a function in C without a signature
-        pass
+    kind.check(function, where)
     return function
 
 
 def _import_file(path: Path) -> Any:
-    name = f"panax_reward_{path.stem}"
+    name = f"panax_function_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise InvalidFunctionError(f"{path} is not a Python file")
@@ -87,60 +78,20 @@ def _import_file(path: Path) -> Any:
     return module
 
 
-def to_reward(value: Any) -> float:
-    """Convert the returned value of a function to a float.
-
-    Raises:
-        ValueError: It is not one finite number; the message is a predicate of the reward.
-
-    >>> [to_reward(True), to_reward(2)]
-    [1.0, 2.0]
-    """
+def call_function(kind: FunctionKind, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Call a function; return its value, or the reason of its failure as `error`."""
     try:
-        # A scalar of NumPy, JAX or PyTorch.
-        is_scalar = getattr(value, "shape", None) == () and hasattr(value, "item")
-        item = value.item() if is_scalar and not isinstance(value, numbers.Real) else value
-        number = float(item) if isinstance(item, numbers.Real) else None
-    except Exception as error:  # of an integer beyond float64, or of an object's own conversion
-        raise ValueError(f"returned {describe_type(value)} that can't be a float64: {describe_error(error)}") from None
-    if number is None:
-        raise ValueError(f"returned {'None' if value is None else describe_type(value)}; expected a number")
-    if not math.isfinite(number):
-        raise ValueError(f"returned {number}; expected a finite number")
-    return number
-
-
-def call_function(function: Callable[..., Any], answer: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Call a reward function; return its value, or the reason of its failure as `error`."""
-    try:
-        value = function(answer, record)
+        value = kind.call(function, arguments)
     except MemoryError:
         # Nothing is formatted here: leaving this clause frees the memory that the function's frames hold.
         return {"error": "raised MemoryError: it needs more than the process's share of the host's free memory"}
-    except BaseException as error:  # KeyboardInterrupt and SystemExit too fail for this answer alone
+    except BaseException as error:  # KeyboardInterrupt and SystemExit too fail for this call alone
         file = getattr(getattr(function, "__code__", None), "co_filename", "")
         return {"error": f"raised {describe_error(error, file)}"}
     try:
-        return {"value": to_reward(value)}
+        return {"value": kind.convert(value, arguments)}
     except ValueError as error:
         return {"error": str(error)}
-
-
-def describe_error(error: BaseException, file: str = "") -> str:
-    """Describe an error, with the line of `file` that raised it or called what did."""
-    try:
-        message = _clip(" ".join(str(error).split()))
-    except BaseException as second:  # an exception with a broken __str__
-        message = f"(its message can't be shown: {type(second).__name__})"
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((each for each in reversed(frames) if each.filename == file), None)
-    where = f" ({Path(frame.filename).name}, line {frame.lineno})" if frame else ""
-    name = type(error).__name__
-    return f"{name}: {message}{where}" if message else f"{name}{where}"
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= _MAX_ERROR_CHARACTERS else f"{text[:_MAX_ERROR_CHARACTERS]}..."
 
 
 def _describe_import_error(where: str, error: BaseException) -> str:
@@ -156,23 +107,27 @@ def _describe_import_error(where: str, error: BaseException) -> str:
 def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     first = json_reader.parse_as(dict, requests.readline(MAX_REQUEST_BYTES))
     _set_up(first)
-    functions = []
-    for where in first["functions"]:
+    functions, schemas = [], {}
+    for where, name, shown in first["functions"]:
         try:
-            functions.append(load_function(where))
+            kind = KINDS[name]
+            functions.append((kind, load_function(where, kind)))
+            if name == "tool":
+                schemas[shown] = describe_tool(functions[-1][1], where)
         except BaseException as error:  # SystemExit too: reported to the parent, which raises it
             _write(replies, {"error": _describe_import_error(where, error)})
             return
-    _write(replies, {"ok": True})
+    _write(replies, {"schemas": schemas})
     process = os.getpid()
     folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     while line := requests.readline(MAX_REQUEST_BYTES):
         request: Mapping[str, Any] = {}
         try:
             request = json_reader.parse_as(dict, line, constants=True, max_bytes=MAX_REQUEST_BYTES)
-            reply = call_function(functions[request["reward"]], request["answer"], request["record"])
+            kind, function = functions[request["function"]]
+            reply = call_function(kind, function, request["arguments"])
         except json_reader.JsonError as error:
-            reply = {"error": f"was not called: of the answer and its record, {error}"}
+            reply = {"error": f"was not called: of its arguments, {error}"}
         if os.getpid() != process:  # a process that the function forked, and that returned from it
             os._exit(0)
         with contextlib.suppress(OSError):  # the function may have closed the descriptor
@@ -233,7 +188,7 @@ def _forward(source: int) -> None:
         if int(time.monotonic()) != second:
             second, left = int(time.monotonic()), OUTPUT_BYTES_PER_SECOND
             data, dropped = (
-                (f"\n[{dropped:,} bytes of rewards' output dropped]\n".encode() + data if dropped else data),
+                (f"\n[{dropped:,} bytes of functions' output dropped]\n".encode() + data if dropped else data),
                 0,
             )
         part, left = data[:left], left - min(left, len(data))

@@ -1,5 +1,4 @@
-"""`RewardProcess`: a process that calls reward functions, and is started again after a call that it did not
-survive."""
+"""`CallProcess`: a process that calls users' functions, and is started again after a call that it did not survive."""
 
 import contextlib
 import json
@@ -8,40 +7,45 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ...core.errors import TrainingError
+from ...core.errors import RecipeError, TrainingError
 from ...system import json_reader
 from ...system.children import PipedProcess, stop_group
+from ...system.host_memory import free_bytes
+from .location import split_location
 
 MAX_DESCENDANTS = 256
 """Maximum number of processes that run at once under one that calls functions."""
 
 WORKER_VARIABLE = "PANAX_REWARD_PROCESS"
-"""Environment variable that is set in processes that call reward functions."""
+"""Environment variable that is set in processes that call functions."""
 
-_MAX_REPLY_BYTES = 1 << 14
+_MAX_REPLY_BYTES = 1 << 20
 _SECONDS_TO_BEGIN, _SECONDS_TO_END, _SECONDS_TO_ACCEPT = 120.0, 2.0, 60.0
 _LOOK_SECONDS = 0.1
 _ROUNDS_OF_KILLING = 20
 
 
 class CallError(Exception):
-    """A call without a result; the message is the reason, as a predicate of the reward."""
+    """A call without a result; the message is the reason, as a predicate of the function."""
 
 
 class CancelledError(Exception):
     """A call that was given up because the caller stopped waiting; its process was killed."""
 
 
-class RewardProcess:
-    """A process with the functions of all rewards.
+class CallProcess:
+    """A process with all functions that a pool calls.
 
     It leads a process group and a session of its own, so Ctrl-C in a terminal does not reach it.
+
+    Attributes:
+        schemas: Descriptions of the tools among the functions, by location; known once they are imported.
     """
 
     def __init__(self, set_up: Mapping[str, Any]):
@@ -53,6 +57,7 @@ class RewardProcess:
         self._set_up = json.dumps(set_up).encode() + b"\n"
         self._process: PipedProcess | None = None
         self._is_ready = False
+        self.schemas: Mapping[str, Any] = {}
         self._number = secrets.randbits(40)  # a function that writes to all descriptors does not know it
 
     def launch(self) -> None:
@@ -61,12 +66,14 @@ class RewardProcess:
         Raises:
             TrainingError: It can't be started.
         """
-        command = [sys.executable, "-P", "-u", "-X", "faulthandler", "-m", "panax.rollouts.rewards.worker"]
+        command = [sys.executable, "-P", "-u", "-X", "faulthandler", "-m", "panax.rollouts.calls.worker"]
         try:
             self._process = PipedProcess(command, _environment())
             self._process.write([self._set_up], _SECONDS_TO_ACCEPT)
         except (OSError, EOFError) as error:
-            raise TrainingError(f"a process for reward functions can't be started: {error}") from error
+            raise TrainingError(
+                f"a process for functions of rewards and environments can't be started: {error}"
+            ) from error
 
     def confirm(self) -> None:
         """Wait until the functions are imported.
@@ -78,6 +85,7 @@ class RewardProcess:
         try:
             reply = json_reader.parse_as(dict, self._process.read_line(1 << 20, _SECONDS_TO_BEGIN))
             problem = reply.get("error")
+            self.schemas = reply.get("schemas", {})
         except TimeoutError:
             problem = f"their modules were not imported within {_SECONDS_TO_BEGIN:g} seconds; move slow work into the functions"
         except EOFError:
@@ -86,15 +94,15 @@ class RewardProcess:
             problem = f"it sent an invalid reply: {error}"
         if problem is not None:
             self.kill()
-            raise TrainingError(f"a process for reward functions can't be started: {problem}")
+            raise TrainingError(f"a process for functions of rewards and environments can't be started: {problem}")
         self._is_ready = True
 
-    def call(self, reward: int, content: str, seconds: float, is_cancelled: Callable[[], bool]) -> float:
-        """Call a function; return its value.
+    def call(self, function: int, arguments: str, seconds: float, is_cancelled: Callable[[], bool]) -> Any:
+        """Call a function; return its value, of JSON.
 
         Args:
-            reward: The function's number.
-            content: Answer and record: the members of a JSON object, without its braces.
+            function: The function's number.
+            arguments: Its arguments by name: a JSON object.
             seconds: Time limit.
             is_cancelled: Called several times a second; True to give the call up.
 
@@ -111,7 +119,8 @@ class RewardProcess:
         assert process is not None
         self._number += 1
         try:
-            process.write([f'{{"call": {self._number}, "reward": {reward}, {content}}}\n'.encode()], _SECONDS_TO_ACCEPT)
+            request = f'{{"call": {self._number}, "function": {function}, "arguments": {arguments}}}\n'
+            process.write([request.encode()], _SECONDS_TO_ACCEPT)
             reply = json_reader.parse_as(dict, self._read_reply(process, seconds, is_cancelled))
         except EOFError:
             time.sleep(_LOOK_SECONDS / 2)  # its last output is still being forwarded
@@ -128,10 +137,9 @@ class RewardProcess:
         if reply.get("call") != self._number and not (reply.get("call", 0) is None and "error" in reply):
             self.kill()
             raise CallError("wrote into the pipes of its process")
-        value = reply.get("value")
-        if not isinstance(value, float):
-            raise CallError(str(reply.get("error")))
-        return value
+        if "error" in reply:
+            raise CallError(str(reply["error"]))
+        return reply.get("value")
 
     def kill(self, patience: float = 0.0) -> int:
         """Kill the process with everything that its functions started, in other sessions too; return its exit
@@ -178,6 +186,56 @@ class RewardProcess:
                 num_threads = count
                 if len(_descendants(process.pid)) > MAX_DESCENDANTS:
                     raise CallError(f"started more than {MAX_DESCENDANTS} processes; all were killed")
+
+
+def refuse_in_worker() -> None:
+    """Check that this process is not itself one that calls functions.
+
+    Raises:
+        RecipeError: It is one: a file with functions starts a run when it is imported.
+    """
+    if os.environ.get(WORKER_VARIABLE):
+        raise RecipeError(
+            "a file with functions of rewards or environments starts a run when it is imported; move the code that runs it "
+            'under if __name__ == "__main__":'
+        )
+
+
+def read_schemas(locations: Sequence[str]) -> Mapping[str, Any]:
+    """Import tools in another process, and return their descriptions in OpenAI's form, by location.
+
+    Raises:
+        RecipeError: A function can't be imported, or its parameters can't be described.
+    """
+    refuse_in_worker()
+    process = CallProcess(make_set_up([(where, "tool") for where in locations], free_bytes()))
+    try:
+        process.launch()
+        process.confirm()
+        return process.schemas
+    except TrainingError as error:
+        raise RecipeError(str(error)) from error
+    finally:
+        process.kill()
+
+
+def make_set_up(functions: Sequence[tuple[str, str]], memory_bytes: int) -> Mapping[str, Any]:
+    """Return the first request to a process.
+
+    Args:
+        functions: Location and kind of each.
+        memory_bytes: Maximum size of the process's data.
+    """
+    return {
+        "functions": [[_absolute(where), kind, where] for where, kind in functions],
+        "memory_bytes": memory_bytes,
+        "python_path": os.environ.get("PYTHONPATH"),
+    }
+
+
+def _absolute(where: str) -> str:
+    source, name = split_location(where)
+    return f"{Path(source).absolute()}:{name}" if source.endswith(".py") else where
 
 
 def _environment() -> dict[str, str]:
