@@ -29,6 +29,10 @@ TOP_TOKENS, TOP_LOG_PROBABILITIES = "top_tokens", "top_log_probabilities"
 """Names of the metrics of `Task.top_log_probability_task`."""
 
 
+REWARD_SCORES = "reward_scores"
+"""Name of the metric of `Task.reward_score_task`."""
+
+
 class DataFacts(NamedTuple):
     """Properties of the training data that a task may adopt.
 
@@ -430,6 +434,20 @@ class Task(abc.ABC):
             RecipeError: The task has no targets with log-probabilities.
         """
         raise RecipeError(f"{type(self).__name__} has no log-probabilities of targets; a decoder's task has")
+
+    def reward_score_task(self, rows: int) -> "Task":
+        """Return this task with the reward of each row's text as the metric `REWARD_SCORES` of evaluations, of shape (row,),
+        whole on every device.
+
+        Args:
+            rows: Rows of a global batch, with one text each, or none.
+
+        Raises:
+            RecipeError: The task does not learn rewards.
+        """
+        raise RecipeError(
+            f"{type(self).__name__} has no rewards of answers; a reward model is trained by panax.models.RewardTask"
+        )
 
     @property
     def vocabulary_size(self) -> int | None:

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from .rewards.json_answer import json_answer
     from .rewards.pool import RewardPool
     from .rewards.reward import Reward, Verdict
+    from .rewards.reward_model import RewardModel
     from .rewards.stock import matches, number_equals, text_equals
     from .rollout_data import RolloutData
+    from .teacher import Teacher
 
 __getattr__ = lazy_getattr(
     __name__,
@@ -24,12 +26,14 @@ __getattr__ = lazy_getattr(
         "rewards.json_answer": ("json_answer",),
         "rewards.pool": ("RewardPool",),
         "rewards.reward": ("Reward", "Verdict"),
+        "rewards.reward_model": ("RewardModel",),
         "rewards.stock": ("matches", "number_equals", "text_equals"),
         "rollout_data": ("RolloutData",),
+        "teacher": ("Teacher",),
     },
 )
 
 __all__ = [
-    "AnswerAdvantages", "PromptFiles", "ReasoningGym", "Reward", "RewardPool", "RolloutData", "Verdict", "compute_advantages",
-    "json_answer", "matches", "number_equals", "text_equals",
+    "AnswerAdvantages", "PromptFiles", "ReasoningGym", "Reward", "RewardModel", "RewardPool", "RolloutData", "Teacher", "Verdict",
+    "compute_advantages", "json_answer", "matches", "number_equals", "text_equals",
 ]  # fmt: skip

@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..checkpoint import raise_on_all_processes
-from ..core.batch_checks import ADVANTAGE_LEAF
 from ..core.errors import DataError, TrainingError
 from ..generate import GenerationEngine, GenerationRequest, Sampling
 from ..generate.sampling import MAX_SEED
@@ -22,8 +21,12 @@ from .journal import Journal, JournalEntry
 from .prompts import PROMPT
 from .rewards.pool import RewardPool
 from .rewards.reward import Verdict, weigh_verdicts
+from .rewards.reward_model import merge_verdicts
 from .rollout_data import OpenedRollouts
 from .rows import make_rows
+
+ScoreByModels = Callable[[Sequence[SampledAnswer]], Float[np.ndarray, "answers models"]]
+"""Rates answers by each of the rewards that are models, in their order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +71,6 @@ class RolloutBatch:
     rewards: np.ndarray
     metrics: Mapping[str, float]
 
-    @property
-    def has_signal(self) -> bool:
-        """Return True if an answer can be learned from."""
-        return bool(self.batch[ADVANTAGE_LEAF].any())
-
 
 class Collector:
     """Draws rollouts. In a job of many processes each of them makes the same calls; the first one asks for rewards."""
@@ -84,15 +82,18 @@ class Collector:
         pool: RewardPool | None,
         say: Callable[[str], None],
         on_progress: Callable[[], None] = lambda: None,
+        score_by_models: ScoreByModels | None = None,
     ):
         """
         Args:
             create_engine: Creates an engine of the current parameters.
-            pool: Asks for rewards; None in all processes but the first.
+            pool: Asks for the rewards that are functions; None without any, and in all processes but the first.
             on_progress: Called with each token, and several times a second while rewards are awaited; an exception from it
                 abandons the draws.
+            score_by_models: Returns the values of the rewards that are models; every process calls it. None without any.
         """
         self._rollouts, self._settings = rollouts, rollouts.settings
+        self._score_by_models = score_by_models
         self._create_engine, self._pool, self._say = create_engine, pool, say
         self._on_progress = on_progress
 
@@ -144,23 +145,28 @@ class Collector:
         batch = make_rows(answers, result.values.astype(np.float32), counted, settings.length)
         metrics = {
             **self._describe(answers, [verdicts[row] for row in rows], values, counted),
-            "groups_without_signal": 1.0 - sum(signals[group] for group in groups) / len(groups),
             "seconds/draw": sum(part.seconds[0] for part in parts),
             "seconds/reward": sum(part.seconds[1] for part in parts),
             "seconds/rows": time.perf_counter() - began,
         }
+        if settings.rewards:
+            metrics["groups_without_signal"] = 1.0 - sum(signals[group] for group in groups) / len(groups)
         if settings.refills:
             metrics["prompts_drawn"] = float(len(signals))
         return RolloutBatch(answers, [indices[row] for row in rows], batch, np.where(counted, values, np.nan), metrics)
 
     def evaluate(self, prompts: Sequence[int]) -> tuple[Sequence[SampledAnswer], Mapping[str, float]]:
-        """Answer prompts greedily; return the answers and figures of their rewards.
+        """Answer prompts greedily, or without rewards by draws that are the same each time; return the answers and figures
+        of their rewards.
 
         Raises:
             DataError: A prompt is too long.
             TrainingError: A reward failed, and `failed_rewards` is "stop".
         """
-        answers = self._draw(prompts, [[self._settings.greedy_sampling()]] * len(prompts))
+        settings = self._settings
+        seeds = draw_seeds(settings.seed, 0, len(prompts), 1)
+        samplings = [[settings.greedy_sampling() if settings.rewards else settings.sampling(seed)] for [seed] in seeds]
+        answers = self._draw(prompts, samplings)
         indices = [prompts[answer.group] for answer in answers]
         verdicts = _broadcast(self._ask(range(len(answers)), indices, answers))
         values, counted = self._combine(verdicts, indices, answers)
@@ -227,12 +233,21 @@ class Collector:
         self, places: Sequence[int], indices: Sequence[int], answers: Sequence[SampledAnswer]
     ) -> list[list[Verdict]]:
         """Ask for the rewards of some answers; only the first process knows the result."""
-        if self._pool is None or not places:
-            return [[] for _ in places]
-        records = self._rollouts.records
-        rated = [(answers[place].text, records[indices[place]]) for place in places]
-        stops = self._settings.failed_rewards == "stop"
-        return self._pool.score(rated, stop_at_failure=stops, on_wait=self._on_progress)
+        if not places:
+            return []
+        by_models = None if self._score_by_models is None else self._score_by_models([answers[at] for at in places])
+        verdicts: list[list[Verdict]] = [[] for _ in places]
+        if self._pool is not None:
+            records = self._rollouts.records
+            rated = [(answers[place].text, records[indices[place]]) for place in places]
+            stops = self._settings.failed_rewards == "stop"
+            verdicts = self._pool.score(rated, stop_at_failure=stops, on_wait=self._on_progress)
+        if by_models is None or not is_process_zero():
+            return verdicts
+        return [
+            merge_verdicts(self._settings.rewards, of_functions, of_models.tolist())
+            for of_functions, of_models in zip(verdicts, by_models, strict=True)
+        ]
 
     def _combine(
         self, verdicts: Sequence[Sequence[Verdict]], indices: Sequence[int], answers: Sequence[SampledAnswer]
@@ -286,7 +301,7 @@ class Collector:
             "truncated": float(np.mean([answer.is_truncated for answer in answers])),
             "failed_rewards": float(np.mean(~counted)),
         }
-        if counted.any():
+        if counted.any() and self._settings.rewards:
             metrics |= {"reward": float(values[counted].mean()), "reward_deviation": float(values[counted].std())}
         for place, reward in enumerate(self._settings.rewards):
             known = [value for verdict in verdicts if (value := verdict[place].value) is not None]

@@ -20,7 +20,9 @@ from .advantages import Baseline, Scale, check_advantage_settings
 from .environments.reasoning_gym_prompts import ReasoningGym
 from .prompts import PROMPT, PromptFiles, Record
 from .rewards.reward import Reward
+from .rewards.reward_model import RewardModel
 from .rows import ID_LEAVES, rollout_axes
+from .teacher import Teacher
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +34,10 @@ class RolloutData(Validated):
 
     Attributes:
         prompts: Records with prompts.
-        rewards: Functions that judge an answer; the sum of their values by weight is its reward.
+        rewards: Functions and reward models that judge an answer; the sum of their values by weight is its reward. They may be
+            () with a teacher.
         tokenizer: The model's tokenizer.
+        teacher: A model that rates each action, for distillation on the model's own draws.
         batch_size: Number of prompts of a rollout.
         samples: Number of answers to each prompt.
         tokens: Maximum number of tokens of an answer.
@@ -59,8 +63,9 @@ class RolloutData(Validated):
     """
 
     prompts: PromptFiles | ReasoningGym
-    rewards: tuple[Reward, ...]
+    rewards: tuple[Reward | RewardModel, ...]
     tokenizer: PretrainedTokenizer
+    teacher: Teacher | None = None
     batch_size: int = 32
     samples: int = 8
     tokens: int = 128
@@ -100,12 +105,17 @@ class RolloutData(Validated):
         if not 0.0 <= self.held_out < 1.0:
             raise RecipeError(f"data.held_out={self.held_out}; expected a fraction of the prompts, from 0 to below 1")
         check_advantage_settings(self.baseline, self.scale)
-        if not self.rewards:
-            raise RecipeError("data.rewards is empty; pass at least one Reward(function=...)")
+        if not self.rewards and self.teacher is None:
+            raise RecipeError(
+                "data.rewards is empty; pass at least one Reward(function=...) or RewardModel(run=...), or a teacher"
+            )
+        if not self.rewards and (self.refills or self.overlong):
+            name = "refills" if self.refills else "overlong"
+            raise RecipeError(f"data.{name}={getattr(self, name)} has no effect without data.rewards; remove it")
         names = [reward.name for reward in self.rewards]
         if twice := [name for name in names if names.count(name) > 1]:
             raise RecipeError(f"two rewards have the name {twice[0]!r}; set Reward(name=...) of one")
-        if self.samples == 1 and self.baseline in ("group", "others"):
+        if self.rewards and self.samples == 1 and self.baseline in ("group", "others"):
             raise RecipeError(
                 f"data.samples=1 with data.baseline={self.baseline!r} gives every answer an advantage of 0; draw more answers to "
                 f'each prompt, or set data.baseline="batch"'
@@ -120,6 +130,16 @@ class RolloutData(Validated):
     def num_answers(self) -> int:
         """Return the number of answers of a rollout."""
         return self.batch_size * self.samples
+
+    @property
+    def functions(self) -> tuple[Reward, ...]:
+        """Return the rewards that are functions."""
+        return tuple(reward for reward in self.rewards if isinstance(reward, Reward))
+
+    @property
+    def reward_models(self) -> tuple[RewardModel, ...]:
+        """Return the rewards that are models."""
+        return tuple(reward for reward in self.rewards if isinstance(reward, RewardModel))
 
     @property
     def updates(self) -> int:

@@ -80,3 +80,21 @@ def make_rows(
         for row, experts in enumerate(recorded):
             rows[EXPERTS_LEAF][row, : len(experts)] = experts
     return rows
+
+
+def make_text_rows(answers: Sequence[SampledAnswer], length: int) -> dict[str, np.ndarray]:
+    """Return rows of whole texts, each a prompt with its answer up to the last token, for models that rate texts.
+
+    The leaves are `tokens`, `segment`, `position` and `loss_mask` (1 for actions), each (answers, length).
+
+    Args:
+        length: Positions of a row, at least those of each prompt and its answer.
+    """
+    names = ("tokens", "segment", "position", MASK_LEAF)
+    rows = {name: np.zeros((len(answers), length), np.int32 if name in ID_LEAVES else np.float32) for name in names}
+    for row, answer in enumerate(answers):
+        size = len(answer.prompt) + len(answer.actions)
+        rows["tokens"][row, :size] = [*answer.prompt, *answer.actions]
+        rows["segment"][row, :size], rows["position"][row, :size] = 1, np.arange(size)
+        rows[MASK_LEAF][row, len(answer.prompt) : size] = 1.0
+    return rows

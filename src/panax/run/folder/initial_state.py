@@ -21,8 +21,13 @@ from .trained_model import find_checkpoints, read_class_names, read_weights
 
 def init_state(prepared: PreparedRun, say: LogFn) -> TrainState:
     """Return the state before the first step: initialized, or beginning with parameters that are loaded."""
+    compile_ahead(prepared, prepared.experiment.num_steps)
+    return load_state(prepared, say)
+
+
+def load_state(prepared: PreparedRun, say: LogFn) -> TrainState:
+    """Return the state as `init_state` does, without compiling the step."""
     experiment = prepared.experiment
-    compile_ahead(prepared, experiment.num_steps)
     if not experiment.init:
         return prepared.step.init(experiment.seed)
     kind, _, where = experiment.init.partition(":")

@@ -1,15 +1,18 @@
 """The batches of a run that learns from its own answers: the data yields prompts, and the model answers them."""
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from ...checkpoint import raise_on_all_processes
 from ...core import Position, TrainState
+from ...core.batch_checks import ADVANTAGE_LEAF
 from ...core.errors import RecipeError
 from ...data import PrefetchIterator
 from ...generate import GenerationEngine
@@ -20,7 +23,7 @@ from ...rollouts.collector import Collector, RolloutBatch
 from ...rollouts.journal import Journal
 from ...rollouts.prompts import PROMPT
 from ...rollouts.rewards.pool import RewardPool
-from ...rollouts.rows import split_updates
+from ...rollouts.rows import make_rows, split_updates
 from ..feed import PREFETCH_BATCHES
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
@@ -28,6 +31,7 @@ from ..recovery.interrupt import SignalHandler
 from ..reporting.generation import TextModel, check_generates, create_engine
 from ..reporting.report import RunReporter
 from .action_scorer import ActionScorer
+from .answer_judges import AnswerJudges
 from .run_part import RunProgress
 from .run_start import RunStart
 from .step_batches import EvaluationStopped, MadeBatches, StepBatches, check_continues
@@ -63,13 +67,16 @@ class RolloutBatches(StepBatches[PromptBatch]):
         self._drawn_by: tuple[Any, Any] | None = None
         self._is_compiled, self._without_signal = False, 0
         with raise_on_all_processes():
-            rewards, count = rollouts.settings.rewards, rollouts.settings.processes
-            self._pool = RewardPool(rewards, count) if is_process_zero() else None
-        self._collector = Collector(rollouts, self._create_engine, self._pool, say, self._watch)
+            functions, count = rollouts.settings.functions, rollouts.settings.processes
+            self._pool = RewardPool(functions, count) if functions and is_process_zero() else None
+        self._judges = AnswerJudges(prepared)
+        score = self._judges.score if rollouts.settings.reward_models else None
+        self._collector = Collector(rollouts, self._create_engine, self._pool, say, self._watch, score)
 
     def begin(self, run: RunProgress, start: RunStart) -> None:
         """Read the rewards of later rollouts from the journal."""
         self._scorer.begin(run.state, start)
+        self._judges.load(self._say)
         if is_process_zero():
             self._journal.read(run.drawn)
 
@@ -104,8 +111,8 @@ class RolloutBatches(StepBatches[PromptBatch]):
                 rollout, last = self._draw(run.step, item, following)
             except EvaluationStopped:
                 return MadeBatches([], run.position, run.drawn)
-            self._record(run.step + 1, rollout)
-            leaves = self._scorer.add_leaves(rollout.batch, run.state)
+            leaves, judged = self._judges.add_advantages(self._scorer.add_leaves(rollout.batch, run.state))
+            self._record(run.step + 1, dataclasses.replace(rollout, metrics={**rollout.metrics, **judged}), leaves)
         updates = split_updates(
             leaves, epochs=settings.epochs, minibatches=settings.minibatches, seeds=[settings.seed, item.number]
         )
@@ -133,14 +140,15 @@ class RolloutBatches(StepBatches[PromptBatch]):
             parts.append(self._collector.collect(item.number, step, item.prompts, self._journal))
         return self._collector.assemble(parts), item
 
-    def _record(self, number: int, rollout: RolloutBatch) -> None:
+    def _record(self, number: int, rollout: RolloutBatch, leaves: Mapping[str, np.ndarray]) -> None:
         """Report a rollout, and warn if nothing can be learned from many in a row.
 
         Args:
             number: The first step that learns from it.
+            leaves: The batch that it learns from.
         """
         experiment, samples = self._prepared.experiment, self._settings.samples
-        self._without_signal = 0 if rollout.has_signal else self._without_signal + 1
+        self._without_signal = 0 if leaves[ADVANTAGE_LEAF].any() else self._without_signal + 1
         if self._without_signal == ROLLOUTS_WITHOUT_SIGNAL:
             self._say(
                 f"warning: step {number}: in {ROLLOUTS_WITHOUT_SIGNAL} rollouts in a row, all answers to a prompt had the same "
@@ -153,14 +161,13 @@ class RolloutBatches(StepBatches[PromptBatch]):
             records = self._prepared.data.rollouts.records
             for place in range(0, samples * SHOWN_ANSWERS, samples)[: len(rollout.answers) // samples]:
                 prompt, answer = records[rollout.indices[place]][PROMPT], rollout.answers[place]
-                texts[f"rollout/answer {place // samples}"] = (
-                    f"{prompt}\n\n{answer.text}\n\nreward {rollout.rewards[place]:.4g}"
-                )
+                rated = f"\n\nreward {rollout.rewards[place]:.4g}" if self._settings.rewards else ""
+                texts[f"rollout/answer {place // samples}"] = f"{prompt}\n\n{answer.text}{rated}"
         self._report.record_rollout(number, rollout.metrics, texts)
 
     def evaluate(self, state: TrainState, step: int, should_stop: Callable[[], bool]) -> Mapping[str, float] | None:
-        """Answer the held-out prompts greedily; `loss` is minus the mean reward, so that the best checkpoint is the one with
-        the highest.
+        """Answer the held-out prompts; `loss` is minus the mean reward of greedy answers, so that the best checkpoint is the one
+        with the highest. Without rewards it is the divergence from the teacher of answers that are drawn.
 
         Raises:
             EvaluationStopped: The run is to stop.
@@ -176,10 +183,15 @@ class RolloutBatches(StepBatches[PromptBatch]):
             prompts += batch[PROMPT][batch["loss_mask"] > 0].tolist()
         check_continues(should_stop)
         with self._drawing(state, state.eval_params):
-            _, metrics = self._collector.evaluate(prompts)
-        if "reward" not in metrics:
+            answers, metrics = self._collector.evaluate(prompts)
+        if "reward" in metrics:
+            return {"loss": -metrics["reward"], **metrics}
+        if self._settings.rewards:
             return {}
-        return {"loss": -metrics["reward"], **metrics}
+        every = np.ones(len(answers), bool)
+        rows = make_rows(answers, np.zeros(len(answers), np.float32), every, self._settings.length)
+        divergence = self._judges.measure_divergence(rows)
+        return {"loss": divergence, "teacher/divergence": divergence, **metrics}
 
     @contextlib.contextmanager
     def _drawing(self, state: TrainState, params: Any) -> Iterator[None]:
