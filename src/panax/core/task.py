@@ -25,6 +25,9 @@ from .protocols import AcceptedOrder, Axes, Batch, IncrementalModel, ModelState,
 LOG_PROBABILITIES = "log_probabilities"
 """Name of the metric of `Task.log_probability_task`."""
 
+VALUES = "values"
+"""Name of a further metric of `Task.log_probability_task`, for a task that estimates values of actions."""
+
 TOP_TOKENS, TOP_LOG_PROBABILITIES = "top_tokens", "top_log_probabilities"
 """Names of the metrics of `Task.top_log_probability_task`."""
 
@@ -59,6 +62,8 @@ class RolloutNeeds(NamedTuple):
         reference: True if it reads log-probabilities by the parameters before the first step.
         max_actions: Number of actions of an answer that the loss assumes; 0 for any.
         experts: Numbers of mixture layers and of experts per token, if it reads the experts that answers were drawn with.
+        values: True if it trains values of actions, and so reads their returns.
+        old_values: True if it reads the values before the first update of a rollout.
     """
 
     temperature: float = 1.0
@@ -66,6 +71,8 @@ class RolloutNeeds(NamedTuple):
     reference: bool = False
     max_actions: int = 0
     experts: tuple[int, int] | None = None
+    values: bool = False
+    old_values: bool = False
 
 
 class Evaluation(NamedTuple):
@@ -265,6 +272,9 @@ class Task(abc.ABC):
         initial scale by muP; None if its settings are not transferred."""
         return None
 
+    added_parameters: tuple[str, ...] = ()
+    """Names of parameters beside those of the model, which are initialized if the weights that a run begins with lack them."""
+
     frozen_parameters: tuple[str, ...] = ()
     """Names of parameters that the model itself freezes; an experiment's `frozen` adds to them."""
 
@@ -424,7 +434,7 @@ class Task(abc.ABC):
 
     def log_probability_task(self, rows: int, length: int, *, temperature: float = 1.0) -> "Task":
         """Return this task with each target's log-probability as the metric `LOG_PROBABILITIES` of evaluations, of shape
-        (row, position), whole on every device.
+        (row, position), whole on every device; if it estimates values of actions, with these as the metric `VALUES`.
 
         Args:
             rows, length: Rows of a global batch and their positions.

@@ -8,6 +8,7 @@ from ..core.lazy import lazy_getattr
 if TYPE_CHECKING:
     from .advantages import AnswerAdvantages, compute_advantages
     from .environments.reasoning_gym_prompts import ReasoningGym
+    from .gae import Gae
     from .prompts import PromptFiles
     from .rewards.json_answer import json_answer
     from .rewards.pool import RewardPool
@@ -21,6 +22,7 @@ __getattr__ = lazy_getattr(
     __name__,
     {
         "advantages": ("AnswerAdvantages", "compute_advantages"),
+        "gae": ("Gae",),
         "prompts": ("PromptFiles",),
         "environments.reasoning_gym_prompts": ("ReasoningGym",),
         "rewards.json_answer": ("json_answer",),
@@ -34,6 +36,6 @@ __getattr__ = lazy_getattr(
 )
 
 __all__ = [
-    "AnswerAdvantages", "PromptFiles", "ReasoningGym", "Reward", "RewardModel", "RewardPool", "RolloutData", "Teacher", "Verdict",
-    "compute_advantages", "json_answer", "matches", "number_equals", "text_equals",
+    "AnswerAdvantages", "Gae", "PromptFiles", "ReasoningGym", "Reward", "RewardModel", "RewardPool", "RolloutData", "Teacher",
+    "Verdict", "compute_advantages", "json_answer", "matches", "number_equals", "text_equals",
 ]  # fmt: skip

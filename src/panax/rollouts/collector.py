@@ -149,7 +149,7 @@ class Collector:
             "seconds/reward": sum(part.seconds[1] for part in parts),
             "seconds/rows": time.perf_counter() - began,
         }
-        if settings.rewards:
+        if settings.rewards and settings.gae is None:
             metrics["groups_without_signal"] = 1.0 - sum(signals[group] for group in groups) / len(groups)
         if settings.refills:
             metrics["prompts_drawn"] = float(len(signals))

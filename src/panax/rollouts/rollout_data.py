@@ -18,6 +18,7 @@ from ..generate import Sampling
 from ..generate.prompts import encode_conversation
 from .advantages import Baseline, Scale, check_advantage_settings
 from .environments.reasoning_gym_prompts import ReasoningGym
+from .gae import Gae
 from .prompts import PROMPT, PromptFiles, Record
 from .rewards.reward import Reward
 from .rewards.reward_model import RewardModel
@@ -49,6 +50,7 @@ class RolloutData(Validated):
         chat: Render prompts as conversations by the tokenizer's chat template; conversations are, whatever it is.
         baseline: Rewards with which that of an answer is compared; see `compute_advantages`.
         scale: Divisor of the difference; see `compute_advantages`.
+        gae: Advantages from values of the model's value head in place of comparing answers (PPO).
         refills: Maximum number of further batches of prompts that are answered for a rollout in which answers to a prompt all
             have the same reward, to take other prompts in place of it (dynamic sampling of DAPO, arXiv:2503.14476).
         epochs: Number of times that a rollout's answers are learned from.
@@ -76,6 +78,7 @@ class RolloutData(Validated):
     chat: bool = False
     baseline: Baseline = "group"
     scale: Scale = "group"
+    gae: Gae | None = None
     refills: int = 0
     epochs: int = 1
     minibatches: int = 1
@@ -105,6 +108,8 @@ class RolloutData(Validated):
         if not 0.0 <= self.held_out < 1.0:
             raise RecipeError(f"data.held_out={self.held_out}; expected a fraction of the prompts, from 0 to below 1")
         check_advantage_settings(self.baseline, self.scale)
+        if self.gae is not None:
+            self._check_gae()
         if not self.rewards and self.teacher is None:
             raise RecipeError(
                 "data.rewards is empty; pass at least one Reward(function=...) or RewardModel(run=...), or a teacher"
@@ -115,10 +120,22 @@ class RolloutData(Validated):
         names = [reward.name for reward in self.rewards]
         if twice := [name for name in names if names.count(name) > 1]:
             raise RecipeError(f"two rewards have the name {twice[0]!r}; set Reward(name=...) of one")
-        if self.rewards and self.samples == 1 and self.baseline in ("group", "others"):
+        if self.rewards and self.gae is None and self.samples == 1 and self.baseline in ("group", "others"):
             raise RecipeError(
                 f"data.samples=1 with data.baseline={self.baseline!r} gives every answer an advantage of 0; draw more answers to "
                 f'each prompt, or set data.baseline="batch"'
+            )
+
+    def _check_gae(self) -> None:
+        for name, default in (("baseline", "group"), ("scale", "group"), ("refills", 0)):
+            if getattr(self, name) != default:
+                raise RecipeError(
+                    f"data.{name}={getattr(self, name)!r} compares the answers to a prompt, and has no effect with data.gae; "
+                    f"remove one of both"
+                )
+        if not self.rewards:
+            raise RecipeError(
+                "data.gae estimates the rewards to come, and data.rewards is empty; pass one, or remove gae"
             )
 
     @property

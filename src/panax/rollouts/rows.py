@@ -6,7 +6,16 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..core import Axes, Task
-from ..core.batch_checks import ADVANTAGE_LEAF, BEHAVIOR_LEAF, EXPERTS_LEAF, MASK_LEAF, OLD_LEAF, REFERENCE_LEAF
+from ..core.batch_checks import (
+    ADVANTAGE_LEAF,
+    BEHAVIOR_LEAF,
+    EXPERTS_LEAF,
+    MASK_LEAF,
+    OLD_LEAF,
+    OLD_VALUE_LEAF,
+    REFERENCE_LEAF,
+    RETURN_LEAF,
+)
 from .answers import SampledAnswer
 
 ID_LEAVES = ("tokens", "targets", "segment", "position")
@@ -22,7 +31,16 @@ def rollout_axes(task: Task) -> dict[str, Axes]:
     further = (
         ()
         if needs is None
-        else [name for name, reads in ((OLD_LEAF, needs.old), (REFERENCE_LEAF, needs.reference)) if reads]
+        else [
+            name
+            for name, reads in (
+                (OLD_LEAF, needs.old),
+                (REFERENCE_LEAF, needs.reference),
+                (RETURN_LEAF, needs.values),
+                (OLD_VALUE_LEAF, needs.old_values),
+            )
+            if reads
+        ]
     )
     axes = {**AXES, **dict.fromkeys(further, ("batch", "seq"))}
     return axes if needs is None or needs.experts is None else {**axes, EXPERTS_LEAF: EXPERTS_AXES}

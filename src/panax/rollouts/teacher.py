@@ -46,7 +46,7 @@ def compare_with_teacher(
     mask: Float[np.ndarray, "rows length"],
 ) -> tuple[Float[np.ndarray, "rows length"], float]:
     """Return the teacher's log-probability minus the student's for each action, 0 elsewhere; and the mean of its negative,
-    an estimate of the divergence KL(student, teacher) of an action in nats (NaN without actions).
+    an estimate of the divergence KL(student, teacher) of an action in nats (0 without actions).
 
     Args:
         mask: Other than 0 for actions.
@@ -57,4 +57,4 @@ def compare_with_teacher(
     """
     counted = mask != 0
     rated = np.where(counted, teacher.astype(np.float64) - student, 0.0)
-    return rated, -float(rated[counted].mean()) if counted.any() else math.nan
+    return rated, -float(rated[counted].mean()) if counted.any() else 0.0

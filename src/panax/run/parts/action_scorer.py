@@ -1,4 +1,4 @@
-"""Log-probabilities of a rollout's actions by the trainer: before its first update, or by a reference model."""
+"""Log-probabilities of a rollout's actions by the trainer, before its first update, or by a reference model; and values."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from ...core import TrainState
-from ...core.batch_checks import BEHAVIOR_LEAF, EXPERTS_LEAF, OLD_LEAF, REFERENCE_LEAF
+from ...core.batch_checks import BEHAVIOR_LEAF, EXPERTS_LEAF, OLD_LEAF, OLD_VALUE_LEAF, REFERENCE_LEAF
 from ...core.errors import RecipeError
-from ...core.task import LOG_PROBABILITIES
+from ...core.task import LOG_PROBABILITIES, VALUES
 from ...job.heartbeat import heartbeat
 from ...rollouts.rows import AXES, EXPERTS_AXES
 from ...train import CompiledStep
@@ -21,7 +21,7 @@ from .run_start import RunStart
 
 
 class ActionScorer:
-    """Evaluates the log-probabilities that the task's loss reads beside those of the sampler."""
+    """Evaluates the log-probabilities that the task's loss reads beside those of the sampler, and the values of actions."""
 
     def __init__(self, prepared: PreparedRun, say: LogFn):
         """
@@ -32,9 +32,11 @@ class ActionScorer:
         needs, rollouts = prepared.task.rollout_needs, prepared.data.rollouts
         assert needs is not None and rollouts is not None
         self._needs, self._settings = needs, rollouts.settings
+        gae = rollouts.settings.gae
+        self._reads_reference = needs.reference or (gae is not None and gae.kl_in_reward > 0.0)
         self._reference: Any = None
         self._step: CompiledStep | None = None
-        if not (needs.old or needs.reference):
+        if not (needs.old or needs.values or self._reads_reference):
             return
         step = prepared.step
         assert isinstance(step, CompiledStep)
@@ -54,7 +56,7 @@ class ActionScorer:
 
     def begin(self, state: TrainState, start: RunStart) -> None:
         """Keep the parameters before the first step, if the loss reads a reference model."""
-        if not self._needs.reference or self._reference is not None:
+        if not self._reads_reference or self._reference is not None:
             return
         if start.step == 0:
             # A step is given its state, with these arrays.
@@ -64,7 +66,8 @@ class ActionScorer:
         self._reference = init_state(self._prepared, lambda line: None).params
 
     def add_leaves(self, batch: Mapping[str, np.ndarray], state: TrainState) -> dict[str, np.ndarray]:
-        """Return a batch with the log-probabilities that the loss reads; every process of a job calls it."""
+        """Return a batch with the log-probabilities and values that the loss or its advantages are computed from; every
+        process of a job calls it."""
         leaves = dict(batch)
         if self._step is None:
             return leaves
@@ -73,16 +76,19 @@ class ActionScorer:
         held = self._step.held_rows(self._settings.num_answers)
         plain = batch if held is None else {name: leaf[held.rows] for name, leaf in batch.items()}
         sent = self._step.put(plain, held)
-        if self._needs.old:
-            leaves[OLD_LEAF] = self._evaluate(state, sent)
-        if self._needs.reference:
+        if self._needs.old or self._needs.values:
+            leaves |= self._evaluate(state, sent)
+        if self._reads_reference:
             # The reference model uses the experts that it would choose, whatever the sampler did.
             free = {name: leaf for name, leaf in sent.items() if name != EXPERTS_LEAF}
-            leaves[REFERENCE_LEAF] = self._evaluate(dataclasses.replace(state, params=self._reference), free)
+            reference = self._evaluate(dataclasses.replace(state, params=self._reference), free)
+            leaves[REFERENCE_LEAF] = reference[OLD_LEAF]
         return leaves
 
-    def _evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> np.ndarray:
+    def _evaluate(self, state: TrainState, batch: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+        """Return the log-probabilities of actions, and their values if the task estimates some."""
         assert self._step is not None
-        measures = self._step.evaluate(state, dict(batch))
-        values = np.asarray(measures["metrics"][LOG_PROBABILITIES].value)
-        return values.astype(batch[BEHAVIOR_LEAF].dtype)
+        metrics = self._step.evaluate(state, dict(batch))["metrics"]
+        named = {OLD_LEAF: LOG_PROBABILITIES, **({OLD_VALUE_LEAF: VALUES} if self._needs.values else {})}
+        dtype = batch[BEHAVIOR_LEAF].dtype
+        return {leaf: np.asarray(metrics[name].value).astype(dtype) for leaf, name in named.items()}

@@ -20,10 +20,11 @@ from ...generate.engine import CHUNK
 from ...job.agreement import is_process_zero
 from ...job.heartbeat import heartbeat
 from ...rollouts.collector import Collector, RolloutBatch
+from ...rollouts.gae import add_value_advantages
 from ...rollouts.journal import Journal
 from ...rollouts.prompts import PROMPT
 from ...rollouts.rewards.pool import RewardPool
-from ...rollouts.rows import make_rows, split_updates
+from ...rollouts.rows import make_rows, rollout_axes, split_updates
 from ..feed import PREFETCH_BATCHES
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
@@ -111,8 +112,13 @@ class RolloutBatches(StepBatches[PromptBatch]):
                 rollout, last = self._draw(run.step, item, following)
             except EvaluationStopped:
                 return MadeBatches([], run.position, run.drawn)
-            leaves, judged = self._judges.add_advantages(self._scorer.add_leaves(rollout.batch, run.state))
-            self._record(run.step + 1, dataclasses.replace(rollout, metrics={**rollout.metrics, **judged}), leaves)
+            scored = self._scorer.add_leaves(rollout.batch, run.state)
+            valued, of_values = add_value_advantages(settings.gae, scored, rollout.rewards)
+            leaves, of_teacher = self._judges.add_advantages(valued)
+            metrics = {**rollout.metrics, **of_values, **of_teacher}
+            self._record(run.step + 1, dataclasses.replace(rollout, metrics=metrics), leaves)
+            # Some were computed for the advantages alone.
+            leaves = {name: leaves[name] for name in rollout_axes(self._prepared.task)}
         updates = split_updates(
             leaves, epochs=settings.epochs, minibatches=settings.minibatches, seeds=[settings.seed, item.number]
         )
@@ -252,6 +258,13 @@ def check_draws(prepared: PreparedRun) -> None:
             f"data.epochs={settings.epochs} and data.minibatches={settings.minibatches} make {settings.updates} updates of a "
             f"rollout; set task.objective.several_updates={settings.updates > 1}"
         )
+    if needs.values != (settings.gae is not None):
+        fix = (
+            "estimates values, and data.gae is not set: set data.gae=Gae()"
+            if needs.values
+            else "has no values, from which data.gae computes advantages: set a value_weight such as 0.5"
+        )
+        raise RecipeError(f"{experiment.name}: task.objective {fix}, or remove the other")
     if 0 < needs.max_actions < settings.tokens:
         raise RecipeError(
             f"task.objective.max_answer={needs.max_actions} is less than data.tokens={settings.tokens}; set it to that"
