@@ -14,8 +14,9 @@ def ppo_arithmetic() -> Experiment:
     """Teach the model of sft_arithmetic to add, by whether its answers are right, with a value for each digit.
 
     Command: panax train ppo_arithmetic (after panax train sft_arithmetic)
-    Hardware: two CPU cores (AMD EPYC).
-    Expected: most sums that it has not seen are right.
+    Hardware: two CPU cores (AMD EPYC); two and a half minutes.
+    Expected: more than nine in ten sums that it has not seen are right (0.970 with one seed, from 0.300), with one answer to each
+        prompt.
     """
     begun = grpo_arithmetic()
     assert isinstance(begun.task, DecoderTask) and isinstance(begun.data, RolloutData)
