@@ -105,6 +105,7 @@ def test_the_value_loss_equals_the_definition(clip: float | None) -> None:
     assert float(metrics["value"].value) == pytest.approx(float(values[counted].mean().detach()), rel=1e-5)
 
 
+@pytest.mark.full
 def test_trains_like_one_device_where_rows_and_words_are_split() -> None:
     task = TASKS["plain"]
     report = check_task(task, sampled_answers.batch_for(OBJECTIVE), layouts=[{"context": 2, "tensor": 2}])

@@ -54,6 +54,7 @@ def judged(files, judge, **settings):
     return letters(files, data={"rewards": rewards, "held_out": 0.0}, **settings)
 
 
+@pytest.mark.full
 def test_a_models_values_are_weighed_journaled_and_resumed(files, judge, tmp_path):
     (files / "mark").unlink(missing_ok=True)
     experiment = judged(files, judge, directory=str(tmp_path), num_steps=3)
