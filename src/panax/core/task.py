@@ -64,6 +64,7 @@ class RolloutNeeds(NamedTuple):
         experts: Numbers of mixture layers and of experts per token, if it reads the experts that answers were drawn with.
         values: True if it trains values of actions, and so reads their returns.
         old_values: True if it reads the values before the first update of a rollout.
+        teacher: True if it reads a teacher's most likely tokens in place of advantages.
     """
 
     temperature: float = 1.0
@@ -73,6 +74,7 @@ class RolloutNeeds(NamedTuple):
     experts: tuple[int, int] | None = None
     values: bool = False
     old_values: bool = False
+    teacher: bool = False
 
 
 class Evaluation(NamedTuple):
@@ -471,7 +473,8 @@ class Task(abc.ABC):
 
     def top_log_probability_task(self, rows: int, length: int, *, top_k: int, temperature: float) -> "Task":
         """Return this task with the most likely tokens of each target with loss as the metrics `TOP_TOKENS` and
-        `TOP_LOG_PROBABILITIES` of evaluations, of shape (row, position, k), whole on every device.
+        `TOP_LOG_PROBABILITIES` of evaluations, of shape (row, position, k), whole on every device; and the log-probability of
+        each target as `LOG_PROBABILITIES`.
 
         Args:
             rows, length: Rows of a global batch and their positions.

@@ -14,6 +14,7 @@ from ..core.sanitize import make_printable
 from ..core.validation import Validated
 from ..data import ExampleSource, PretrainedTokenizer, Tokenizer, split_by_hash
 from ..data.files.cache import cache_directory
+from ..data.teacher.teacher_rows import TEACHER_LEAVES
 from ..generate import Sampling
 from ..generate.prompts import encode_conversation
 from .advantages import Baseline, Scale, check_advantage_settings
@@ -176,10 +177,13 @@ class RolloutData(Validated):
         shape = (self.num_answers // self.minibatches, self.length)
         needs = task.rollout_needs
         record = () if needs is None or needs.experts is None else needs.experts
+        integral = {*ID_LEAVES, EXPERTS_LEAF, TEACHER_LEAVES[0]}
+        further = {
+            EXPERTS_LEAF: record,
+            **dict.fromkeys(TEACHER_LEAVES, (0 if self.teacher is None else self.teacher.top_k,)),
+        }
         return {
-            name: jax.ShapeDtypeStruct((*shape, *record), np.int32)
-            if name == EXPERTS_LEAF
-            else jax.ShapeDtypeStruct(shape, np.int32 if name in ID_LEAVES else np.float32)
+            name: jax.ShapeDtypeStruct((*shape, *further.get(name, ())), np.int32 if name in integral else np.float32)
             for name in rollout_axes(task)
         }
 

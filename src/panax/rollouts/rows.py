@@ -16,11 +16,14 @@ from ..core.batch_checks import (
     REFERENCE_LEAF,
     RETURN_LEAF,
 )
+from ..data.teacher.teacher_rows import TEACHER_LEAVES
 from .answers import SampledAnswer
 
 ID_LEAVES = ("tokens", "targets", "segment", "position")
 LEAVES = (*ID_LEAVES, MASK_LEAF, ADVANTAGE_LEAF, BEHAVIOR_LEAF)
 AXES: Mapping[str, Axes] = dict.fromkeys(LEAVES, ("batch", "seq"))
+
+TEACHER_AXES: Axes = ("batch", "seq", "candidate")
 
 EXPERTS_AXES: Axes = ("batch", "seq", None, None)
 
@@ -43,6 +46,9 @@ def rollout_axes(task: Task) -> dict[str, Axes]:
         ]
     )
     axes = {**AXES, **dict.fromkeys(further, ("batch", "seq"))}
+    if needs is not None and needs.teacher:
+        read = {name: axes[name] for name in (*ID_LEAVES, MASK_LEAF)}
+        return {**read, **dict.fromkeys(TEACHER_LEAVES, TEACHER_AXES)}
     return axes if needs is None or needs.experts is None else {**axes, EXPERTS_LEAF: EXPERTS_AXES}
 
 

@@ -15,7 +15,7 @@ import panax
 from panax.cli.commands.inspect import _attached, print_parameters
 from panax.core.errors import RecipeError
 from panax.mesh import MeshShape
-from panax.models import PolicyGradient
+from panax.models import Distill, PolicyGradient
 from panax.optim import AdamW, Schedule, Sgd
 from panax.rollouts import Teacher
 from panax.rollouts.answers import SampledAnswer
@@ -72,6 +72,48 @@ def test_the_divergence_from_the_teacher_falls(files, teacher, tmp_path):
     assert last < 0.5 * first
     assert result.evaluation["loss"] == result.evaluation["teacher/divergence"] < first
     assert not any(name.startswith("rollout/reward") for name in rows[-1])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "objective", [Distill(divergence="reverse_kl"), Distill(divergence="js", beta=0.3)], ids=lambda one: one.divergence
+)
+def test_whole_distributions_are_learned_at_the_draws(files, teacher, tmp_path, objective):
+    experiment = distilling(
+        files,
+        teacher,
+        objective=objective,
+        directory=str(tmp_path),
+        init=f"checkpoint:{train_student(files)}",
+        data={"teacher": Teacher(model=teacher, top_k=257), "minibatches": 2},
+        optimizer=AdamW(schedule=Schedule(peak=1e-2, warmup_steps=1)),
+        num_steps=40,
+    )
+    run(experiment)
+    rows = read_history(tmp_path)
+    losses = [row["train/loss/distillation"] for row in rows]
+    assert np.mean(losses[-4:]) < 0.6 * np.mean(losses[:4])
+    assert min(row["train/teacher/coverage"] for row in rows) > 0.999
+    divergences = [row["rollout/teacher/divergence"] for row in rows]
+    assert np.mean(divergences[-4:]) < 0.3 * divergences[0]
+
+
+def test_a_batch_has_the_teachers_likely_tokens_in_place_of_advantages(files, teacher, tmp_path):
+    data = {"teacher": Teacher(model=teacher, top_k=5)}
+    experiment = distilling(files, teacher, objective=Distill(), directory=str(tmp_path), data=data)
+    shapes = experiment.data.batch_shapes(experiment.task)
+    assert shapes.keys() == {*experiment.task.required_leaves, "segment", "position"}
+    assert shapes["teacher_tokens"].shape == (8, 8, 5) and shapes["teacher_tokens"].dtype == np.int32
+    assert run(dataclasses.replace(experiment, num_steps=2)).step == 2
+    for objective, changed, message in (
+        (Distill(), {"teacher": Teacher(model=teacher)}, "set data.teacher=Teacher"),
+        (PolicyGradient(), data, "top_k is read by task.objective=Distill"),
+        (Distill(), {"teacher": Teacher(model=teacher, top_k=258)}, "expected at most the vocabulary's 257"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            run(distilling(files, teacher, objective=objective, directory=str(tmp_path / "no"), data=changed))
+    with pytest.raises(RecipeError, match="has no effect with top_k"):
+        Teacher(model=teacher, top_k=5, weight=2.0)
 
 
 def test_an_advantage_is_the_difference_of_log_probabilities(files, teacher, tmp_path):
@@ -142,14 +184,17 @@ def test_several_updates_use_the_trainers_log_probabilities_and_resume_exactly(f
         (MeshShape(fsdp=2, tensor=2, context=2), 8),
     ],
 )
-def test_meshes_distill_alike(files, teacher, tmp_path, shape, devices):
-    results = []
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_meshes_distill_alike(files, teacher, tmp_path, shape, devices, top_k):
+    results, objective = [], Distill() if top_k else PolicyGradient()
     for number, (mesh, count) in enumerate(((MeshShape(), 1), (shape, devices))):
         settings = {
             "mesh": mesh,
             "step": StepConfig(micro_batches=shape.stage),
             "optimizer": Sgd(schedule=Schedule(peak=0.1, warmup_steps=1)),
             "model": {"num_layers": shape.stage},
+            "objective": objective,
+            "data": {"teacher": Teacher(model=teacher, top_k=top_k)},
         }
         results.append(
             run(distilling(files, teacher, directory=str(tmp_path / str(number)), num_steps=3, **settings), count)

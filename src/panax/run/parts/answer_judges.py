@@ -8,7 +8,9 @@ from jaxtyping import Float
 
 from ...core import Axes, Task
 from ...core.batch_checks import ADVANTAGE_LEAF, BEHAVIOR_LEAF, MASK_LEAF, OLD_LEAF
-from ...core.task import LOG_PROBABILITIES, REWARD_SCORES
+from ...core.errors import RecipeError
+from ...core.task import LOG_PROBABILITIES, REWARD_SCORES, TOP_LOG_PROBABILITIES, TOP_TOKENS
+from ...data.teacher.teacher_rows import TEACHER_LEAVES
 from ...rollouts.answers import SampledAnswer
 from ...rollouts.rows import ID_LEAVES, make_text_rows
 from ...rollouts.teacher import compare_with_teacher
@@ -38,12 +40,18 @@ class AnswerJudges:
         self._settings = settings = rollouts.settings
         length = settings.length
 
-        def rate_actions(task: Task, rows: int) -> Task:
-            return task.log_probability_task(rows, length, temperature=needs.temperature)
+        self._teacher, teacher = None, settings.teacher
+        if teacher is not None:
+            top_k, size = teacher.top_k, prepared.task.vocabulary_size
+            if size is not None and top_k > size:
+                raise RecipeError(f"data.teacher.top_k={top_k}; expected at most the vocabulary's {size}")
 
-        self._teacher = None
-        if settings.teacher is not None:
-            self._teacher = FrozenModel(prepared, "data.teacher", settings.teacher.model, rate_actions, _AXES)
+            def rate_actions(task: Task, rows: int) -> Task:
+                if not top_k:
+                    return task.log_probability_task(rows, length, temperature=needs.temperature)
+                return task.top_log_probability_task(rows, length, top_k=top_k, temperature=needs.temperature)
+
+            self._teacher = FrozenModel(prepared, "data.teacher", teacher.model, rate_actions, _AXES)
         axes = {name: _AXES[name] for name in _TEXT_LEAVES}
         self._reward_models = [
             FrozenModel(
@@ -69,31 +77,40 @@ class AnswerJudges:
     def score(self, answers: Sequence[SampledAnswer]) -> Float[np.ndarray, "answers models"]:
         """Return the reward of each answer by each reward model."""
         rows = make_text_rows(answers, self._settings.length)
-        return np.stack([model.evaluate(rows, REWARD_SCORES) for model in self._reward_models], axis=-1)
+        return np.stack([model.evaluate(rows, REWARD_SCORES)[0] for model in self._reward_models], axis=-1)
 
-    def add_advantages(self, leaves: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """Return a batch with the teacher's advantages added to those from rewards, and figures to log."""
+    def ask_teacher(self, leaves: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """Return a batch with the teacher's advantages added to those from rewards, or with its most likely tokens; and figures
+        to log."""
         teacher = self._settings.teacher
         if teacher is None:
             return dict(leaves), {}
         began = time.perf_counter()
-        rated, divergence = self._compare(leaves)
-        advantage = (leaves[ADVANTAGE_LEAF] + teacher.weight * rated).astype(np.float32)
-        return {**leaves, ADVANTAGE_LEAF: advantage}, {
-            "teacher/divergence": divergence,
-            "seconds/teacher": time.perf_counter() - began,
-        }
+        assert self._teacher is not None
+        names = (LOG_PROBABILITIES, *((TOP_TOKENS, TOP_LOG_PROBABILITIES) if teacher.top_k else ()))
+        by_teacher, *likely = self._teacher.evaluate({name: leaves[name] for name in _AXES}, *names)
+        rated, divergence = _compare(leaves, by_teacher)
+        made: dict[str, np.ndarray]
+        if likely:
+            tokens, values = likely
+            # Rounding may give a log-probability just above 0.
+            made = dict(zip(TEACHER_LEAVES, (tokens, np.minimum(values, np.float32(0))), strict=True))
+        else:
+            made = {ADVANTAGE_LEAF: (leaves[ADVANTAGE_LEAF] + teacher.weight * rated).astype(np.float32)}
+        figures = {"teacher/divergence": divergence, "seconds/teacher": time.perf_counter() - began}
+        return {**leaves, **made}, figures
 
     def measure_divergence(self, leaves: Mapping[str, np.ndarray]) -> float:
         """Return the mean estimate of the divergence from the teacher per action, in nats."""
-        return self._compare(leaves)[1]
-
-    def _compare(self, leaves: Mapping[str, np.ndarray]) -> tuple[np.ndarray, float]:
         assert self._teacher is not None
-        by_teacher = self._teacher.evaluate({name: leaves[name] for name in _AXES}, LOG_PROBABILITIES)
-        # Without log-probabilities by the trainer, those of the draw, which differ from them by rounding.
-        by_student = leaves.get(OLD_LEAF, leaves[BEHAVIOR_LEAF])
-        return compare_with_teacher(by_student, by_teacher, leaves[MASK_LEAF])
+        [by_teacher] = self._teacher.evaluate({name: leaves[name] for name in _AXES}, LOG_PROBABILITIES)
+        return _compare(leaves, by_teacher)[1]
+
+
+def _compare(leaves: Mapping[str, np.ndarray], by_teacher: np.ndarray) -> tuple[np.ndarray, float]:
+    # Without log-probabilities by the trainer, those of the draw, which differ from them by rounding.
+    by_student = leaves.get(OLD_LEAF, leaves[BEHAVIOR_LEAF])
+    return compare_with_teacher(by_student, by_teacher, leaves[MASK_LEAF])
 
 
 def find_second_models(prepared: PreparedRun) -> Mapping[str, FrozenModel]:

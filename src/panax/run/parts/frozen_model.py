@@ -48,7 +48,7 @@ class FrozenModel:
 
         Args:
             address: See `find_model_source`.
-            evaluation: Returns the task with the metric that `evaluate` returns.
+            evaluation: Returns the task with the metrics that `evaluate` returns.
             axes: Logical axes of the leaves of its batches.
 
         Raises:
@@ -107,8 +107,8 @@ class FrozenModel:
         params = jax.jit(cast, out_shardings=places, donate_argnums=0)(state.params)
         self._state = self.step.init(self._reading.experiment.seed, (params, state.model_state))
 
-    def evaluate(self, batch: Mapping[str, np.ndarray], metric: str) -> np.ndarray:
-        """Return a metric of each row, for any number of rows; every process of a job calls it.
+    def evaluate(self, batch: Mapping[str, np.ndarray], *metrics: str) -> list[np.ndarray]:
+        """Return metrics of each row, for any number of rows; every process of a job calls it.
 
         Args:
             batch: Leaves of shape (rows, ...).
@@ -120,9 +120,9 @@ class FrozenModel:
             heartbeat().report_alive()
             part = {name: _fill(leaf[start : start + self.rows], self.rows) for name, leaf in batch.items()}
             plain = part if held is None else {name: leaf[held.rows] for name, leaf in part.items()}
-            measures = self.step.evaluate(self._state, self.step.put(plain, held))
-            parts.append(np.asarray(measures["metrics"][metric].value))
-        return np.concatenate(parts)[:count]
+            values = self.step.evaluate(self._state, self.step.put(plain, held))["metrics"]
+            parts.append([np.asarray(values[metric].value) for metric in metrics])
+        return [np.concatenate(each)[:count] for each in zip(*parts, strict=True)]
 
 
 def fold_axes(sizes: Mapping[str, int], supported: frozenset[str]) -> dict[str, int]:

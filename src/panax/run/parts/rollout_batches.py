@@ -15,6 +15,7 @@ from ...core import Position, TrainState
 from ...core.batch_checks import ADVANTAGE_LEAF
 from ...core.errors import RecipeError
 from ...data import PrefetchIterator
+from ...data.teacher.teacher_rows import TEACHER_LEAVES
 from ...generate import GenerationEngine
 from ...generate.engine import CHUNK
 from ...job.agreement import is_process_zero
@@ -114,7 +115,7 @@ class RolloutBatches(StepBatches[PromptBatch]):
                 return MadeBatches([], run.position, run.drawn)
             scored = self._scorer.add_leaves(rollout.batch, run.state)
             valued, of_values = add_value_advantages(settings.gae, scored, rollout.rewards)
-            leaves, of_teacher = self._judges.add_advantages(valued)
+            leaves, of_teacher = self._judges.ask_teacher(valued)
             metrics = {**rollout.metrics, **of_values, **of_teacher}
             self._record(run.step + 1, dataclasses.replace(rollout, metrics=metrics), leaves)
             # Some were computed for the advantages alone.
@@ -154,7 +155,8 @@ class RolloutBatches(StepBatches[PromptBatch]):
             leaves: The batch that it learns from.
         """
         experiment, samples = self._prepared.experiment, self._settings.samples
-        self._without_signal = 0 if leaves[ADVANTAGE_LEAF].any() else self._without_signal + 1
+        has_signal = leaves[ADVANTAGE_LEAF].any() or any(name in leaves for name in TEACHER_LEAVES)
+        self._without_signal = 0 if has_signal else self._without_signal + 1
         if self._without_signal == ROLLOUTS_WITHOUT_SIGNAL:
             self._say(
                 f"warning: step {number}: in {ROLLOUTS_WITHOUT_SIGNAL} rollouts in a row, all answers to a prompt had the same "
@@ -246,14 +248,21 @@ def check_draws(prepared: PreparedRun) -> None:
     if needs is None:
         raise RecipeError(
             f"{experiment.name}: data=RolloutData makes rows of answers with advantages, and this task does not learn from them; "
-            f"set task.objective=PolicyGradient()"
+            f"set task.objective=PolicyGradient(), or with a teacher Distill()"
         )
     if needs.temperature != settings.temperature:
         raise RecipeError(
             f"data.temperature={settings.temperature} and task.objective.temperature={needs.temperature} differ; set both to one "
             f"value: the loss is of the probabilities that answers are drawn with"
         )
-    if (settings.updates > 1) != needs.old:
+    if needs.teacher != (settings.teacher is not None and settings.teacher.top_k > 0):
+        fix = (
+            "Distill reads a teacher's most likely tokens: set data.teacher=Teacher(model=..., top_k=64)"
+            if needs.teacher
+            else "data.teacher.top_k is read by task.objective=Distill() alone: set that, or remove top_k to rate actions"
+        )
+        raise RecipeError(f"{experiment.name}: {fix}")
+    if (settings.updates > 1) != needs.old and not needs.teacher:
         raise RecipeError(
             f"data.epochs={settings.epochs} and data.minibatches={settings.minibatches} make {settings.updates} updates of a "
             f"rollout; set task.objective.several_updates={settings.updates > 1}"
