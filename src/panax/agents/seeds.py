@@ -36,11 +36,11 @@ FORWARDED = ("hint_for", "loss_weights", "should_continue", "may_stop_early", "u
 from the others."""
 
 NOT_FORWARDED = (
-    "check_mesh", "check_rollouts", "compute_dtype", "convert_axes", "convert_batch", "create_monitor", "exchange_requirements",
-    "flops_per_token", "generates", "growing", "incremental_model", "layer_parameters", "leaf_advice", "leaf_aliases",
-    "leaf_axes", "load_initial", "log_probability_task", "mup_base_task", "names_axes", "output_weights",
-    "pipeline_requirement", "reads_pairs", "required_leaves", "row_ids", "row_order", "scales_loss", "splits_residual",
-    "rollout_needs", "sums_over_rows", "teacher_temperature",
+    "added_parameters", "check_mesh", "check_rollouts", "compute_dtype", "convert_axes", "convert_batch", "create_monitor",
+    "exchange_requirements", "flops_per_token", "generates", "growing", "incremental_model", "layer_parameters",
+    "leaf_advice", "leaf_aliases", "leaf_axes", "load_initial", "log_probability_task", "mup_base_task", "names_axes",
+    "output_weights", "pipeline_requirement", "reads_pairs", "required_leaves", "reward_score_task", "rollout_needs",
+    "row_ids", "row_order", "scales_loss", "splits_residual", "sums_over_rows", "teacher_temperature",
     "top_log_probability_task", "vocabulary_size", "weight_dtype", "with_compute_dtype",
 )  # fmt: skip
 """Members that an agent in `Seeds` must not override: they would refer to one run, to whole parameters or to

@@ -34,6 +34,12 @@ OLD_LEAF = "old_log_probability"
 REFERENCE_LEAF = "reference_log_probability"
 """Leaf with the reference model's log-probability of each target."""
 
+OLD_VALUE_LEAF = "old_value"
+"""Leaf with the value of each action by the trainer, before the first update of its rollout."""
+
+RETURN_LEAF = "return"
+"""Leaf with the return of each action, which its value is to estimate."""
+
 EXPERTS_LEAF = "experts"
 """Leaf with the experts that each position was drawn with, of each mixture layer; -1 for any."""
 

@@ -25,8 +25,15 @@ from .protocols import AcceptedOrder, Axes, Batch, IncrementalModel, ModelState,
 LOG_PROBABILITIES = "log_probabilities"
 """Name of the metric of `Task.log_probability_task`."""
 
+VALUES = "values"
+"""Name of a further metric of `Task.log_probability_task`, for a task that estimates values of actions."""
+
 TOP_TOKENS, TOP_LOG_PROBABILITIES = "top_tokens", "top_log_probabilities"
 """Names of the metrics of `Task.top_log_probability_task`."""
+
+
+REWARD_SCORES = "reward_scores"
+"""Name of the metric of `Task.reward_score_task`."""
 
 
 class DataFacts(NamedTuple):
@@ -56,6 +63,9 @@ class RolloutNeeds(NamedTuple):
         max_actions: Number of actions of an answer that the loss assumes; 0 for any.
         experts: Numbers of mixture layers and of experts per token, if it reads the experts that answers were drawn with.
         max_length: Maximum positions of a row.
+        values: True if it trains values of actions, and so reads their returns.
+        old_values: True if it reads the values before the first update of a rollout.
+        teacher: True if it reads a teacher's most likely tokens in place of advantages.
     """
 
     temperature: float = 1.0
@@ -64,6 +74,9 @@ class RolloutNeeds(NamedTuple):
     max_actions: int = 0
     experts: tuple[int, int] | None = None
     max_length: int = 1 << 30
+    values: bool = False
+    old_values: bool = False
+    teacher: bool = False
 
 
 class Evaluation(NamedTuple):
@@ -263,6 +276,9 @@ class Task(abc.ABC):
         initial scale by muP; None if its settings are not transferred."""
         return None
 
+    added_parameters: tuple[str, ...] = ()
+    """Names of parameters beside those of the model, which are initialized if the weights that a run begins with lack them."""
+
     frozen_parameters: tuple[str, ...] = ()
     """Names of parameters that the model itself freezes; an experiment's `frozen` adds to them."""
 
@@ -422,7 +438,7 @@ class Task(abc.ABC):
 
     def log_probability_task(self, rows: int, length: int, *, temperature: float = 1.0) -> "Task":
         """Return this task with each target's log-probability as the metric `LOG_PROBABILITIES` of evaluations, of shape
-        (row, position), whole on every device.
+        (row, position), whole on every device; if it estimates values of actions, with these as the metric `VALUES`.
 
         Args:
             rows, length: Rows of a global batch and their positions.
@@ -432,6 +448,20 @@ class Task(abc.ABC):
             RecipeError: The task has no targets with log-probabilities.
         """
         raise RecipeError(f"{type(self).__name__} has no log-probabilities of targets; a decoder's task has")
+
+    def reward_score_task(self, rows: int) -> "Task":
+        """Return this task with the reward of each row's text as the metric `REWARD_SCORES` of evaluations, of shape (row,),
+        whole on every device.
+
+        Args:
+            rows: Rows of a global batch, with one text each, or none.
+
+        Raises:
+            RecipeError: The task does not learn rewards.
+        """
+        raise RecipeError(
+            f"{type(self).__name__} has no rewards of answers; a reward model is trained by panax.models.RewardTask"
+        )
 
     @property
     def vocabulary_size(self) -> int | None:
@@ -445,7 +475,8 @@ class Task(abc.ABC):
 
     def top_log_probability_task(self, rows: int, length: int, *, top_k: int, temperature: float) -> "Task":
         """Return this task with the most likely tokens of each target with loss as the metrics `TOP_TOKENS` and
-        `TOP_LOG_PROBABILITIES` of evaluations, of shape (row, position, k), whole on every device.
+        `TOP_LOG_PROBABILITIES` of evaluations, of shape (row, position, k), whole on every device; and the log-probability of
+        each target as `LOG_PROBABILITIES`.
 
         Args:
             rows, length: Rows of a global batch and their positions.

@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..checkpoint import raise_on_all_processes
-from ..core.batch_checks import ADVANTAGE_LEAF
 from ..core.errors import DataError, TrainingError
 from ..generate import GenerationEngine, GenerationRequest, Sampling
 from ..generate.sampling import MAX_SEED
@@ -24,8 +23,12 @@ from .prompts import PROMPT
 from .replies import ReplySource
 from .rewards.pool import RewardPool
 from .rewards.reward import Verdict, weigh_verdicts
+from .rewards.reward_model import merge_verdicts
 from .rollout_data import OpenedRollouts
 from .rows import make_rows
+
+ScoreByModels = Callable[[Sequence[SampledAnswer]], Float[np.ndarray, "answers models"]]
+"""Rates answers by each of the rewards that are models, in their order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +75,6 @@ class RolloutBatch:
     rewards: np.ndarray
     metrics: Mapping[str, float]
 
-    @property
-    def has_signal(self) -> bool:
-        """Return True if an answer can be learned from."""
-        return bool(self.batch[ADVANTAGE_LEAF].any())
-
 
 class Collector:
     """Draws rollouts. In a job of many processes each of them makes the same calls; the first one asks for rewards."""
@@ -88,15 +86,18 @@ class Collector:
         pool: RewardPool | None,
         say: Callable[[str], None],
         on_progress: Callable[[], None] = lambda: None,
+        score_by_models: ScoreByModels | None = None,
     ):
         """
         Args:
             create_engine: Creates an engine of the current parameters.
-            pool: Asks for rewards; None in all processes but the first.
+            pool: Asks for the rewards that are functions; None without any, and in all processes but the first.
             on_progress: Called with each token, and several times a second while rewards are awaited; an exception from it
                 abandons the draws.
+            score_by_models: Returns the values of the rewards that are models; every process calls it. None without any.
         """
         self._rollouts, self._settings = rollouts, rollouts.settings
+        self._score_by_models = score_by_models
         self._create_engine, self._pool, self._say = create_engine, pool, say
         self._on_progress = on_progress
         self._episodes = self._replies = None
@@ -157,26 +158,31 @@ class Collector:
         batch = make_rows(answers, result.values.astype(np.float32), counted, settings.length)
         metrics = {
             **self._describe(answers, [verdicts[row] for row in rows], values, counted),
-            "groups_without_signal": 1.0 - sum(signals[group] for group in groups) / len(groups),
             "seconds/draw": sum(part.seconds[0] for part in parts),
             "seconds/reward": sum(part.seconds[1] for part in parts),
             "seconds/rows": time.perf_counter() - began,
         }
         if self._episodes is not None:
             metrics["seconds/environment"] = sum(part.reply_seconds for part in parts)
+        if settings.rewards and settings.gae is None:
+            metrics["groups_without_signal"] = 1.0 - sum(signals[group] for group in groups) / len(groups)
         if settings.refills:
             metrics["prompts_drawn"] = float(len(signals))
         return RolloutBatch(answers, [indices[row] for row in rows], batch, np.where(counted, values, np.nan), metrics)
 
     def evaluate(self, prompts: Sequence[int]) -> tuple[Sequence[SampledAnswer], Mapping[str, float]]:
-        """Answer prompts greedily; return the answers and figures of their rewards.
+        """Answer prompts greedily, or without rewards by draws that are the same each time; return the answers and figures
+        of their rewards.
 
         Raises:
             DataError: A prompt is too long.
             TrainingError: A reward or the environment failed, and `failed_rewards` is "stop".
         """
+        settings = self._settings
         ask = None if self._replies is None else self._replies.ask
-        answers = self._draw(prompts, self._settings.greedy_sampling(), [(0,)] * len(prompts), ask)
+        seeds = draw_seeds(settings.seed, 0, len(prompts), 1)
+        sampling = settings.greedy_sampling() if settings.rewards else settings.sampling()
+        answers = self._draw(prompts, sampling, seeds, ask)
         indices = [prompts[answer.group] for answer in answers]
         verdicts = _broadcast(self._ask(range(len(answers)), indices, answers))
         values, counted = self._combine(verdicts, indices, answers)
@@ -245,21 +251,29 @@ class Collector:
         self, places: Sequence[int], indices: Sequence[int], answers: Sequence[SampledAnswer]
     ) -> list[list[Verdict]]:
         """Ask for the rewards of some answers; only the first process knows the result."""
-        if self._pool is None or not places:
+        if not places:
+            return []
+        scored = [place for place in places if not _failure(answers[place])]
+        by_models = None
+        if self._score_by_models is not None and scored:
+            by_models = self._score_by_models([answers[place] for place in scored])
+        verdicts: list[list[Verdict]] = [[] for _ in scored]
+        if self._pool is not None and self._settings.functions:
+            records = self._rollouts.records
+            rated = [(answers[place].text, records[indices[place]]) for place in scored]
+            episodes = [answers[place].describe_episode() for place in scored]
+            stops = self._settings.failed_rewards == "stop"
+            verdicts = self._pool.score(rated, episodes, stop_at_failure=stops, on_wait=self._on_progress)
+        if not is_process_zero():
             return [[] for _ in places]
-        records = self._rollouts.records
-        verdicts = {
-            place: [Verdict(None, error)] * len(self._settings.rewards)
-            for place in places
-            if (error := _failure(answers[place]))
-        }
-        asked = [place for place in places if place not in verdicts]
-        rated = [(answers[place].text, records[indices[place]]) for place in asked]
-        episodes = [answers[place].describe_episode() for place in asked]
-        stops = self._settings.failed_rewards == "stop"
-        scored = self._pool.score(rated, episodes, stop_at_failure=stops, on_wait=self._on_progress)
-        verdicts |= zip(asked, scored, strict=True)
-        return [verdicts[place] for place in places]
+        if by_models is not None:
+            verdicts = [
+                merge_verdicts(self._settings.rewards, of_functions, of_models.tolist())
+                for of_functions, of_models in zip(verdicts, by_models, strict=True)
+            ]
+        known = dict(zip(scored, verdicts, strict=True))
+        names = len(self._settings.rewards)
+        return [known.get(place) or [Verdict(None, _failure(answers[place]))] * names for place in places]
 
     def _combine(
         self, verdicts: Sequence[Sequence[Verdict]], indices: Sequence[int], answers: Sequence[SampledAnswer]
@@ -314,7 +328,7 @@ class Collector:
             "failed_rewards": float(np.mean(~counted)),
             **describe_episodes([answer.episode for answer in answers if answer.episode is not None]),
         }
-        if counted.any():
+        if counted.any() and self._settings.rewards:
             metrics |= {"reward": float(values[counted].mean()), "reward_deviation": float(values[counted].std())}
         for place, reward in enumerate(self._settings.rewards):
             known = [value for verdict in verdicts if (value := verdict[place].value) is not None]

@@ -109,6 +109,14 @@ class AnswerPlaces:
             packed[name][self.row, self.place] = values
         return packed
 
+    def unpack(
+        self, leaf: Shaped[np.ndarray, "row packed"], like: Shaped[np.ndarray, "answer length"]
+    ) -> Shaped[np.ndarray, "answer length"]:
+        """Return a leaf of packed rows in the shape of `like`, with 0 after each answer."""
+        rows = np.zeros(like.shape, leaf.dtype)
+        rows[self.answer, self.position] = leaf[self.row, self.place]
+        return rows
+
 
 def pack_answers(batch: Mapping[str, np.ndarray], shapes: PackedShapes) -> dict[str, np.ndarray]:
     """Return a batch with one answer in each row as one of packed rows.

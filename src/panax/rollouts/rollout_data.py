@@ -14,6 +14,7 @@ from ..core.sanitize import make_printable
 from ..core.validation import Validated
 from ..data import ExampleSource, PretrainedTokenizer, Tokenizer, split_by_hash
 from ..data.files.cache import cache_directory
+from ..data.teacher.teacher_rows import TEACHER_LEAVES
 from ..generate import Sampling
 from ..generate.prompts import encode_conversation
 from .advantages import Baseline, Scale, check_advantage_settings
@@ -22,10 +23,13 @@ from .environments.reply_tokens import ReplyEncoder
 from .environments.text_environment import TextEnvironment
 from .environments.tool_environment import ToolEnvironment
 from .environments.turns import Message, OpenedEnvironment
+from .gae import Gae
 from .packing import MAX_SHAPES
 from .prompts import PROMPT, PromptFiles, Record
 from .rewards.reward import Reward
+from .rewards.reward_model import RewardModel
 from .rows import ID_LEAVES, rollout_axes
+from .teacher import Teacher
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,8 +41,10 @@ class RolloutData(Validated):
 
     Attributes:
         prompts: Records with prompts.
-        rewards: Functions that judge an answer; the sum of their values by weight is its reward.
+        rewards: Functions and reward models that judge an answer; the sum of their values by weight is its reward. They may be
+            () with a teacher.
         tokenizer: The model's tokenizer.
+        teacher: A model that rates each action, for distillation on the model's own draws.
         batch_size: Number of prompts of a rollout.
         samples: Number of answers to each prompt.
         tokens: Maximum number of tokens of an answer; with an environment, of one turn.
@@ -51,6 +57,7 @@ class RolloutData(Validated):
         chat: Render prompts as conversations by the tokenizer's chat template; conversations are, whatever it is.
         baseline: Rewards with which that of an answer is compared; see `compute_advantages`.
         scale: Divisor of the difference; see `compute_advantages`.
+        gae: Advantages from values of the model's value head in place of comparing answers (PPO).
         refills: Maximum number of further batches of prompts that are answered for a rollout in which answers to a prompt all
             have the same reward, to take other prompts in place of it (dynamic sampling of DAPO, arXiv:2503.14476).
         epochs: Number of times that a rollout's answers are learned from.
@@ -68,8 +75,9 @@ class RolloutData(Validated):
     """
 
     prompts: PromptFiles | ReasoningGym
-    rewards: tuple[Reward, ...]
+    rewards: tuple[Reward | RewardModel, ...]
     tokenizer: PretrainedTokenizer
+    teacher: Teacher | None = None
     batch_size: int = 32
     samples: int = 8
     tokens: int = 128
@@ -80,6 +88,7 @@ class RolloutData(Validated):
     chat: bool = False
     baseline: Baseline = "group"
     scale: Scale = "group"
+    gae: Gae | None = None
     refills: int = 0
     epochs: int = 1
     minibatches: int = 1
@@ -117,15 +126,34 @@ class RolloutData(Validated):
         if not 0.0 <= self.held_out < 1.0:
             raise RecipeError(f"data.held_out={self.held_out}; expected a fraction of the prompts, from 0 to below 1")
         check_advantage_settings(self.baseline, self.scale)
-        if not self.rewards:
-            raise RecipeError("data.rewards is empty; pass at least one Reward(function=...)")
+        if self.gae is not None:
+            self._check_gae()
+        if not self.rewards and self.teacher is None:
+            raise RecipeError(
+                "data.rewards is empty; pass at least one Reward(function=...) or RewardModel(run=...), or a teacher"
+            )
+        if not self.rewards and (self.refills or self.overlong):
+            name = "refills" if self.refills else "overlong"
+            raise RecipeError(f"data.{name}={getattr(self, name)} has no effect without data.rewards; remove it")
         names = [reward.name for reward in self.rewards]
         if twice := [name for name in names if names.count(name) > 1]:
             raise RecipeError(f"two rewards have the name {twice[0]!r}; set Reward(name=...) of one")
-        if self.samples == 1 and self.baseline in ("group", "others"):
+        if self.rewards and self.gae is None and self.samples == 1 and self.baseline in ("group", "others"):
             raise RecipeError(
                 f"data.samples=1 with data.baseline={self.baseline!r} gives every answer an advantage of 0; draw more answers to "
                 f'each prompt, or set data.baseline="batch"'
+            )
+
+    def _check_gae(self) -> None:
+        for name, default in (("baseline", "group"), ("scale", "group"), ("refills", 0)):
+            if getattr(self, name) != default:
+                raise RecipeError(
+                    f"data.{name}={getattr(self, name)!r} compares the answers to a prompt, and has no effect with data.gae; "
+                    f"remove one of both"
+                )
+        if not self.rewards:
+            raise RecipeError(
+                "data.gae estimates the rewards to come, and data.rewards is empty; pass one, or remove gae"
             )
 
     @property
@@ -147,6 +175,16 @@ class RolloutData(Validated):
     def num_answers(self) -> int:
         """Return the number of answers of a rollout."""
         return self.batch_size * self.samples
+
+    @property
+    def functions(self) -> tuple[Reward, ...]:
+        """Return the rewards that are functions."""
+        return tuple(reward for reward in self.rewards if isinstance(reward, Reward))
+
+    @property
+    def reward_models(self) -> tuple[RewardModel, ...]:
+        """Return the rewards that are models."""
+        return tuple(reward for reward in self.rewards if isinstance(reward, RewardModel))
 
     @property
     def updates(self) -> int:
@@ -171,10 +209,13 @@ class RolloutData(Validated):
         shape = (self.num_answers // self.minibatches, self.length)
         needs = task.rollout_needs
         record = () if needs is None or needs.experts is None else needs.experts
+        integral = {*ID_LEAVES, EXPERTS_LEAF, TEACHER_LEAVES[0]}
+        further = {
+            EXPERTS_LEAF: record,
+            **dict.fromkeys(TEACHER_LEAVES, (0 if self.teacher is None else self.teacher.top_k,)),
+        }
         return {
-            name: jax.ShapeDtypeStruct((*shape, *record), np.int32)
-            if name == EXPERTS_LEAF
-            else jax.ShapeDtypeStruct(shape, np.int32 if name in ID_LEAVES else np.float32)
+            name: jax.ShapeDtypeStruct((*shape, *further.get(name, ())), np.int32 if name in integral else np.float32)
             for name in rollout_axes(task)
         }
 

@@ -6,12 +6,24 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..core import Axes, Task
-from ..core.batch_checks import ADVANTAGE_LEAF, BEHAVIOR_LEAF, EXPERTS_LEAF, MASK_LEAF, OLD_LEAF, REFERENCE_LEAF
+from ..core.batch_checks import (
+    ADVANTAGE_LEAF,
+    BEHAVIOR_LEAF,
+    EXPERTS_LEAF,
+    MASK_LEAF,
+    OLD_LEAF,
+    OLD_VALUE_LEAF,
+    REFERENCE_LEAF,
+    RETURN_LEAF,
+)
+from ..data.teacher.teacher_rows import TEACHER_LEAVES
 from .answers import SampledAnswer
 
 ID_LEAVES = ("tokens", "targets", "segment", "position")
 LEAVES = (*ID_LEAVES, MASK_LEAF, ADVANTAGE_LEAF, BEHAVIOR_LEAF)
 AXES: Mapping[str, Axes] = dict.fromkeys(LEAVES, ("batch", "seq"))
+
+TEACHER_AXES: Axes = ("batch", "seq", "candidate")
 
 EXPERTS_AXES: Axes = ("batch", "seq", None, None)
 
@@ -22,9 +34,21 @@ def rollout_axes(task: Task) -> dict[str, Axes]:
     further = (
         ()
         if needs is None
-        else [name for name, reads in ((OLD_LEAF, needs.old), (REFERENCE_LEAF, needs.reference)) if reads]
+        else [
+            name
+            for name, reads in (
+                (OLD_LEAF, needs.old),
+                (REFERENCE_LEAF, needs.reference),
+                (RETURN_LEAF, needs.values),
+                (OLD_VALUE_LEAF, needs.old_values),
+            )
+            if reads
+        ]
     )
     axes = {**AXES, **dict.fromkeys(further, ("batch", "seq"))}
+    if needs is not None and needs.teacher:
+        read = {name: axes[name] for name in (*ID_LEAVES, MASK_LEAF)}
+        return {**read, **dict.fromkeys(TEACHER_LEAVES, TEACHER_AXES)}
     return axes if needs is None or needs.experts is None else {**axes, EXPERTS_LEAF: EXPERTS_AXES}
 
 
@@ -80,4 +104,22 @@ def make_rows(
         rows[EXPERTS_LEAF] = np.full((len(answers), length, *recorded[0].shape[1:]), -1, np.int32)
         for row, experts in enumerate(recorded):
             rows[EXPERTS_LEAF][row, : len(experts)] = experts
+    return rows
+
+
+def make_text_rows(answers: Sequence[SampledAnswer], length: int) -> dict[str, np.ndarray]:
+    """Return rows of whole texts, each a prompt with its answer up to the last token, for models that rate texts.
+
+    The leaves are `tokens`, `segment`, `position` and `loss_mask` (1 for actions), each (answers, length).
+
+    Args:
+        length: Positions of a row, at least those of each prompt and its answer.
+    """
+    names = ("tokens", "segment", "position", MASK_LEAF)
+    rows = {name: np.zeros((len(answers), length), np.int32 if name in ID_LEAVES else np.float32) for name in names}
+    for row, answer in enumerate(answers):
+        size = len(answer.prompt) + len(answer.tokens)
+        rows["tokens"][row, :size] = [*answer.prompt, *answer.tokens]
+        rows["segment"][row, :size], rows["position"][row, :size] = 1, np.arange(size)
+        rows[MASK_LEAF][row, len(answer.prompt) : size] = answer.is_action
     return rows

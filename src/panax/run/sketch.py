@@ -2,7 +2,7 @@
 corpus."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,6 +22,8 @@ from ..train.precision import with_compute_dtype
 from .auto_mesh import LogFn, resolve_auto_mesh
 from .blank_data import find_missing_data
 from .experiment import Experiment
+from .parts.answer_judges import find_second_models
+from .parts.frozen_model import FrozenModel
 from .preparation import first_batch, make_program, prepare, scale_learning_rate
 from .tools.slow_axes import resolve_slow_axes
 
@@ -35,6 +37,7 @@ class Sketch:
         step: The step, not compiled.
         batch: Returns the shapes of a training batch.
         sequence_length: Length of a row of text; None for other data.
+        models: Further models beside the one that is trained, by the setting that names each.
     """
 
     experiment: Experiment
@@ -42,6 +45,7 @@ class Sketch:
     step: Any
     batch: Callable[[], dict[str, Any]]
     sequence_length: int | None = None
+    models: Mapping[str, FrozenModel] = dataclasses.field(default_factory=dict)
 
 
 def sketch_step(
@@ -69,7 +73,8 @@ def sketch_step(
         if (blank := find_missing_data(experiment)) is not None:
             experiment = blank.fill(experiment)
         prepared = prepare(experiment, say, devices)
-        return Sketch(experiment, prepared.task, prepared.step, lambda: first_batch(prepared))
+        models = find_second_models(prepared)
+        return Sketch(experiment, prepared.task, prepared.step, lambda: first_batch(prepared), models=models)
     try:
         task = experiment.task.adapt_to_data(DataFacts(None, data.sequence_length))
     except RecipeError:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pairs
 
+from panax.core.batch_checks import OLD_VALUE_LEAF, RETURN_LEAF
 from panax.core.measures import total_loss
 from panax.kernels import CrossEntropySettings
 from panax.models import DecoderObjective, PolicyGradient
@@ -37,7 +38,9 @@ def batch(*leaves: str, seed: int = 0, length: int = pairs.LENGTH) -> dict[str, 
         drawn = -np.log(pairs.MODEL.vocab_size) + of_answers + rng.uniform(-0.4, 0.4, made["tokens"].shape)
         # What is stored where nothing was sampled is of no consequence.
         made[name] = np.where(made["loss_mask"] > 0, drawn, 7.0).astype(np.float32)
-    others = {OLD_LEAF, REFERENCE_LEAF} - set(leaves)
+    for name in (RETURN_LEAF, OLD_VALUE_LEAF):
+        made[name] = np.where(made["loss_mask"] > 0, rng.normal(size=made["tokens"].shape), 7.0).astype(np.float32)
+    others = {OLD_LEAF, REFERENCE_LEAF, RETURN_LEAF, OLD_VALUE_LEAF} - set(leaves)
     return {name: leaf for name, leaf in made.items() if name not in others}
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import operator
 import re
 import warnings
 from collections.abc import Iterator
@@ -77,6 +78,9 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
             f"weights in Hugging Face's layout can be loaded into a DecoderTask, a VitTask, or a task with a head on a decoder, "
             f"not {describe_type(task)}"
         )
+    if isinstance(params, Decoder) and params.value_head is not None:
+        loaded, state = load(directory, task, dataclasses.replace(params, value_head=None), state)
+        return dataclasses.replace(loaded, value_head=params.value_head), state
     if isinstance(task, DecoderTask) and task.adapter is not None:
         bases, state = load(directory, dataclasses.replace(task, adapter=None), base_weights(params), state)
         return with_base_weights(params, bases), state
@@ -103,9 +107,12 @@ def load(directory: str | Path, task: Any, params: Any, state: ModelState) -> tu
 
 def parameters_left(task: Any, params: Any) -> Any:
     """Return bools with the structure of a task's parameters: True for those that `load` may leave unchanged, which are
-    adapters, and the head of a model other than a decoder."""
+    adapters, a value head, and the head of a model other than a decoder."""
     if isinstance(task, DecoderTask):
-        return random_mask(params)
+        added = jax.tree.unflatten(
+            jax.tree.structure(params), [name in task.added_parameters for name in named_leaves(params)]
+        )
+        return jax.tree.map(operator.or_, random_mask(params), added)
     return jax.tree.unflatten(jax.tree.structure(params), [name.startswith("head.") for name in named_leaves(params)])
 
 

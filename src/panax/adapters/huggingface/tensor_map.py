@@ -1,5 +1,6 @@
 """Matches between the tensors of files and the parameters and model state of a model."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -63,6 +64,8 @@ def match_parameters(family: Family, model: Decoder | Vit, state: Mapping[str, A
     if isinstance(model, Vit):
         yield from _matches_of_vit(family, model)
         return
+    # No release has a value head.
+    model = dataclasses.replace(model, value_head=None)
     vocab_size = model.config.vocab_size
     sizes = _sizes(model)
     for name, leaf, axes in pair_axes(model, logical_axes(model)):

@@ -43,6 +43,8 @@ from ...plan.walk.walk import walk_agreement, walk_renewal
 from ...run import Experiment
 from ...run.blank_data import find_missing_data
 from ...run.folder.description import serialize_config
+from ...run.parts.answer_judges import find_second_models
+from ...run.parts.frozen_model import FrozenModel
 from ...run.preparation import first_batch, prepare
 from ...run.sketch import sketch_step
 from ...run.tools.reference import needs_reference
@@ -83,6 +85,7 @@ class Subject:
         task: The task, with the recipe's open settings filled in.
         batch: Shapes of a training batch.
         target: Hardware that the step is compiled for; None for the attached devices.
+        models: Further models beside the one that is trained, by the setting that names each.
     """
 
     experiment: Experiment
@@ -91,6 +94,14 @@ class Subject:
     batch: Callable[[], dict[str, Any]]
     sequence_length: int | None
     target: Hardware | None = None
+    models: Mapping[str, FrozenModel] = dataclasses.field(default_factory=dict)
+
+    @property
+    def model_bytes(self) -> int:
+        """Return the bytes of the further models' weights on each device."""
+        return sum(
+            _bytes(model.step.program.abstract.params, model.step.shardings.params)[1] for model in self.models.values()
+        )
 
 
 def inspect(arguments: Sequence[str]) -> int:
@@ -161,7 +172,8 @@ def _attached(experiment: Experiment, say: LogFn) -> Subject:
         experiment = blank.fill(experiment)
     prepared = prepare(experiment, say)
     length = prepared.data.facts.sequence_length
-    return Subject(experiment, prepared.task, prepared.step, lambda: first_batch(prepared), length)
+    models = find_second_models(prepared)
+    return Subject(experiment, prepared.task, prepared.step, lambda: first_batch(prepared), length, models=models)
 
 
 def _sketch_subject(experiment: Experiment, target: Hardware | None, devices: list[Any], say: LogFn) -> Subject:
@@ -174,7 +186,9 @@ def _sketch_subject(experiment: Experiment, target: Hardware | None, devices: li
         None if target is None else target.memory_bytes,
         None if target is None else target.devices_per_fast_domain,
     )
-    return Subject(sketch.experiment, sketch.task, sketch.step, sketch.batch, sketch.sequence_length, target)
+    return Subject(
+        sketch.experiment, sketch.task, sketch.step, sketch.batch, sketch.sequence_length, target, sketch.models
+    )
 
 
 def print_parameters(subject: Subject, console: Console) -> None:
@@ -202,6 +216,12 @@ def print_parameters(subject: Subject, console: Console) -> None:
         if buffers is not None:
             total_bytes, bytes_per_device = _bytes(buffers, leaf_shardings)
             console.print(f"{name:14} {format_bytes(total_bytes)}, {format_bytes(bytes_per_device)} on each device")
+    for name, model in subject.models.items():
+        total_bytes, bytes_per_device = _bytes(model.step.program.abstract.params, model.step.shardings.params)
+        console.print(
+            f"{name:14} {model.source.init}: {format_bytes(total_bytes)}, {format_bytes(bytes_per_device)} on each device",
+            soft_wrap=True,
+        )
     description = program.comms.describe()
     if description is not None:
         console.print(description)
@@ -285,10 +305,13 @@ def print_step(subject: Subject, batch: dict[str, Any], console: Console) -> Non
     limit = _memory_limit(subject)
     for line in plan_lines(plan, limit, _name(subject)):
         console.print(_wrap_row(line), highlight=False, markup=False, soft_wrap=True)
-    if limit and plan.memory.total > limit:
+    total = plan.memory.total + subject.model_bytes
+    if subject.models:
+        console.print(f"with models    {format_bytes(total)} on each device: the step, and {', '.join(subject.models)}")
+    if limit and total > limit:
         _warn(
             console,
-            f"the step does not fit: {format_bytes(plan.memory.total)} on each device, which has {format_bytes(limit)}. {LESS}",
+            f"the step does not fit: {format_bytes(total)} on each device, which has {format_bytes(limit)}. {LESS}",
         )
 
 

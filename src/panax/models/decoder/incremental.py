@@ -78,7 +78,7 @@ class IncrementalDecoder(IncrementalModel):
                     layer, layers_state = jax.tree.map(lambda leaf, at=repeat: leaf[at], (block, block_state))
                     layers.append(layer)
                     states.append(layers_state)
-        outer = _cast_matrices(dataclasses.replace(model, stacks=()), dtype)
+        outer = _cast_matrices(dataclasses.replace(model, stacks=(), value_head=None), dtype)
         head = None
         if not is_wrapped_weight(outer.output_table):
             # Its own table, if there is one, is not kept twice.

@@ -15,13 +15,17 @@ from ...layers import Context, Embedding, Head, Norm, PositionEmbedding, Stack, 
 from ...layers.embedding import init_padded
 from ...layers.moe.routing import RouterState
 from ...parallel import RematPolicy
+from ..value_head import ValueHead
 from .config import DecoderConfig
 
 
 class Decoder(Module):
     """A transformer decoder, from tokens to the normalized residual stream.
 
-    The loss applies the head, to a chunk of tokens at a time.
+    The loss applies the heads, that of the vocabulary to a chunk of tokens at a time.
+
+    Attributes:
+        value_head: Values of actions, for objectives that train them.
     """
 
     embedding: Embedding
@@ -30,6 +34,7 @@ class Decoder(Module):
     final_norm: Norm
     head: Head | None
     config: DecoderConfig = eqx.field(static=True)
+    value_head: ValueHead | None = None
 
     @classmethod
     def build(cls, key: jax.Array, config: DecoderConfig) -> "Decoder":

@@ -32,6 +32,8 @@ from ..objectives.log_probabilities import TargetLogProbabilities
 from ..objectives.next_token import NextToken
 from ..objectives.objective import DecoderObjective, VocabularyHead
 from ..task_metrics import TokenMetric, check_names, compute_token_metrics, metrics_field
+from ..value_head import NAME as VALUE_HEAD
+from ..value_head import ValueHead
 from .base_width import BaseWidth
 from .config import DecoderConfig
 from .incremental import IncrementalDecoder
@@ -199,7 +201,8 @@ class DecoderTask(Validated, StagedTask):
         check_draws_as_trained(self.model)
 
     def log_probability_task(self, rows: int, length: int, *, temperature: float = 1.0) -> "DecoderTask":
-        objective = TargetLogProbabilities(rows=rows, length=length, temperature=temperature)
+        values = self.objective.estimates_values
+        objective = TargetLogProbabilities(rows=rows, length=length, temperature=temperature, values=values)
         return dataclasses.replace(self, objective=objective)
 
     def top_log_probability_task(self, rows: int, length: int, *, top_k: int, temperature: float) -> "DecoderTask":
@@ -218,16 +221,25 @@ class DecoderTask(Validated, StagedTask):
         return IncrementalDecoder.create(params, state, dtype, records_experts=self.objective.replays_experts)
 
     def init(self, key: jax.Array) -> tuple[Decoder, dict[str, Any]]:
-        model = self.cast_to_storage(Decoder.build(key, self.model))
+        model = Decoder.build(key, self.model)
+        if self.objective.estimates_values:
+            head = ValueHead.create(key, {"embed": self.model.embed, "class": 1})
+            model = dataclasses.replace(model, value_head=head)
+        model = self.cast_to_storage(model)
         return (model if self.adapter is None else add_adapters(key, model, self.adapter)), self._first_state()
 
     @property
     def frozen_parameters(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """All parameters but those of adapters, if there are any."""
+        """All parameters but those of adapters, if there are any, and of a value head."""
         if self.adapter is None:
             return ()
         params, _ = jax.eval_shape(self.init, jax.random.key(0))
-        return tuple(name for name, trained in named_leaves(low_rank_mask(params)).items() if not trained)
+        trained = named_leaves(low_rank_mask(params))
+        return tuple(name for name in trained if not trained[name] and name not in self.added_parameters)
+
+    @property
+    def added_parameters(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return (f"{VALUE_HEAD}.w", f"{VALUE_HEAD}.b") if self.objective.estimates_values else ()
 
     def _first_state(self) -> dict[str, Any]:
         """Return the selection biases of all mixture layers' routers, if the config uses them."""
@@ -263,10 +275,11 @@ class DecoderTask(Validated, StagedTask):
             label_smoothing=self.label_smoothing if train else 0.0,
             vocab_size=None if model.vocab_size == model.vocab_rows else model.vocab_size,
         )
-        head = VocabularyHead(params.normalize(items), params.output_table, settings, model.vocab_size)
+        hidden = params.normalize(items)
+        head = VocabularyHead(hidden, params.output_table, settings, model.vocab_size, params.value_head)
         losses, metrics = self.objective.compute(head, targets, train)
         if self.metrics and not train:
-            logits = gather_logits(params, params.normalize(items))
+            logits = gather_logits(params, hidden)
             metrics = {
                 **metrics,
                 **compute_token_metrics(self.metrics, logits, targets["targets"], targets[MASK_LEAF]),

@@ -12,8 +12,9 @@ from ...core import Axes, Batch, Loss, Mean, Sum
 from ...core.batch_checks import MASK_LEAF, WEIGHT_RANGE, LeafRange, id_range
 from ...core.errors import RecipeError
 from ...core.measures import Losses, Metrics
+from ...core.task import REWARD_SCORES
 from ...layers import Context, router_weights
-from ...spmd import split_cotangent
+from ...spmd import ValueState, assert_sharding, split_cotangent, token_axes
 from ..objectives.pair_checks import check_pairs, count_chosen_starts
 from ..objectives.segment_totals import find_slots, find_starts, sum_own_positions, sum_segments
 from ..vision.vit import ClassHead
@@ -62,6 +63,14 @@ class RewardTask(HeadedTask):
             "position": id_range(self.model.max_length, advice="raise task.model.max_length"),
             MASK_LEAF: WEIGHT_RANGE,
         }
+
+    def reward_score_task(self, rows: int) -> "RewardScores":
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return RewardScores(**settings, rows=rows)
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        return self.model.vocab_size or None
 
     def build_head(self, key: jax.Array) -> ClassHead:
         return ClassHead.create(key, {"embed": self.model.embed, "class": 1})
@@ -131,3 +140,38 @@ class RewardTask(HeadedTask):
         assert params.head is not None
         hidden = params.decoder.final_norm(items).astype(jnp.float32)
         return params.head(hidden.reshape(-1, hidden.shape[-1])).reshape(hidden.shape[:2])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardScores(RewardTask):
+    """Evaluate the reward of each row's text; no objective to train.
+
+    Batches have `tokens`, `segment` (1 for the text of a row, then 0), `position` and `loss_mask`, which is not read.
+
+    Attributes:
+        rows: Rows of the global batch.
+    """
+
+    rows: int
+
+    reads_pairs = False
+
+    def loss_weights(
+        self, params: HeadedDecoder, state: object, micro_batches: Batch, key: jax.Array
+    ) -> Mapping[str, jax.Array]:
+        return {"score": (micro_batches["position"] == 0).astype(jnp.float32).sum()}
+
+    def targets(self, batch: Batch) -> Mapping[str, Array]:
+        return {**super().targets(batch), "place": jnp.broadcast_to(batch["row"][:, None], batch["segment"].shape)}
+
+    def compute_metrics(
+        self,
+        params: HeadedDecoder,
+        items: Float[Array, "batch residual embed"],
+        targets: Mapping[str, Array],
+        train: bool,
+    ) -> tuple[Losses, Metrics]:
+        rewards = (self.rewards(params, items) * targets["ends"]).sum(axis=1)
+        scores = jnp.zeros((self.rows,), rewards.dtype).at[targets["place"][:, 0]].add(rewards)
+        scores = assert_sharding(scores, dict.fromkeys(token_axes(), ValueState.PARTIAL))
+        return {"score": Loss(rewards.sum(), targets["starts"].sum())}, {REWARD_SCORES: Sum(scores)}

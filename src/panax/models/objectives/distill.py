@@ -11,6 +11,7 @@ from ...core import Axes, Batch, Loss, Mean, Sum
 from ...core.batch_checks import MASK_LEAF, LeafRange
 from ...core.errors import RecipeError
 from ...core.measures import NO_FAULT, DataChecks, Losses, Metrics
+from ...core.task import RolloutNeeds
 from ...core.validation import Validated
 from .objective import DecoderObjective, VocabularyHead
 from .teacher_divergences import EventLogProbabilities, TeacherDivergence, teacher_divergence, teacher_events
@@ -34,6 +35,8 @@ class Distill(Validated, DecoderObjective):
     once, and no second model is in memory. The probability that they leave to all other tokens is one more event, the tail,
     and the divergence is exact over these k + 1 events: how the tail is divided among its tokens is not learned. With
     k the vocabulary it is the divergence of the whole distributions.
+
+    Targets may also be the model's own draws (`RolloutData(teacher=Teacher(top_k=...))`): the teacher then judges each rollout.
 
     The loss is the mean over the targets with loss of the global batch, weighted by `loss_mask`. It is not multiplied by
     the square of the temperature. With `label_weight`, the mean cross-entropy of the labels at temperature 1 is added.
@@ -80,6 +83,10 @@ class Distill(Validated, DecoderObjective):
     @property
     def teacher_temperature(self) -> float | None:
         return self.temperature
+
+    @property
+    def rollout_needs(self) -> RolloutNeeds:
+        return RolloutNeeds(self.temperature, teacher=True)
 
     @property
     def id_leaves(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -9,7 +9,7 @@ from jaxtyping import Array
 from ...core import Loss, Sum
 from ...core.batch_checks import MASK_LEAF
 from ...core.measures import Losses, Metrics
-from ...core.task import TOP_LOG_PROBABILITIES, TOP_TOKENS
+from ...core.task import LOG_PROBABILITIES, TOP_LOG_PROBABILITIES, TOP_TOKENS
 from ...layers import find_likely_tokens
 from .log_probabilities import PositionEvaluation
 from .objective import VocabularyHead
@@ -34,5 +34,6 @@ class LikelyTokensOf(PositionEvaluation):
         for name, values in ((TOP_TOKENS, likely.ids), (TOP_LOG_PROBABILITIES, likely.log_probabilities)):
             counted = jnp.where(mask[..., None] != 0, values, jnp.zeros((), values.dtype))
             metrics[name] = self.spread(counted, targets["place"])
-        sums = head.token_loss(targets["targets"], mask)
-        return {"cross_entropy": Loss(sums.loss, mask.sum())}, metrics
+        values = head.log_probabilities(targets["targets"], mask, temperature=self.temperature)
+        metrics[LOG_PROBABILITIES] = self.spread(values, targets["place"])
+        return {"cross_entropy": Loss(-(values * mask).sum(), mask.sum())}, metrics

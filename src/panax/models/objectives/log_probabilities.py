@@ -11,7 +11,7 @@ from ...core import Batch, Loss, Sum
 from ...core.batch_checks import MASK_LEAF
 from ...core.layout.layout import axis_size
 from ...core.measures import Losses, Metrics
-from ...core.task import LOG_PROBABILITIES
+from ...core.task import LOG_PROBABILITIES, VALUES
 from ...parallel.context import sequence_positions
 from ...spmd import ValueState, assert_sharding, token_axes
 from .objective import DecoderObjective, VocabularyHead
@@ -51,14 +51,23 @@ class TargetLogProbabilities(PositionEvaluation):
 
     Attributes:
         temperature: Divisor of the logits; the loss is the cross-entropy at it.
+        values: True if the decoder has a value head, to evaluate its values too.
     """
 
     temperature: float = 1.0
+    values: bool = False
 
     reads_pairs: ClassVar[bool] = True
+
+    @property
+    def estimates_values(self) -> bool:
+        return self.values
 
     def compute(self, head: VocabularyHead, targets: Mapping[str, Array], train: bool) -> tuple[Losses, Metrics]:
         mask = targets[MASK_LEAF]
         values = head.log_probabilities(targets["targets"], mask, temperature=self.temperature)
         losses = {"cross_entropy": Loss(-(values * mask).sum(), mask.sum())}
-        return losses, {LOG_PROBABILITIES: self.spread(values, targets["place"])}
+        metrics = {LOG_PROBABILITIES: self.spread(values, targets["place"])}
+        if self.values:
+            metrics[VALUES] = self.spread(jnp.where(mask != 0, head.values(), 0.0), targets["place"])
+        return losses, metrics

@@ -19,6 +19,7 @@ from ...core.monitors import MetricMonitor
 from ...core.task import RolloutNeeds
 from ...kernels import CrossEntropySettings
 from ...layers import TokenLoss, TokenTops, TopTokens, token_log_probabilities, token_loss, token_top_log_probabilities
+from ..value_head import ValueHead
 
 EXPERTS_AXES: Axes = ("batch", "seq", None, None)
 
@@ -33,12 +34,14 @@ class VocabularyHead(NamedTuple):
         table: The output table, a parameter with the axes `vocab embed`.
         settings: The soft-cap and the vocabulary, with the task's z-loss and label smoothing in training.
         vocab_size: Number of tokens, without padding.
+        value_head: Head of the values of actions, for objectives that train them.
     """
 
     hidden: Float[Array, "batch residual embed"]
     table: Any
     settings: CrossEntropySettings
     vocab_size: int
+    value_head: ValueHead | None = None
 
     def token_loss(self, targets: Int[Array, "batch seq"], mask: Float[Array, "batch seq"]) -> TokenLoss:
         """Compute the cross-entropy, summed over targets by the mask."""
@@ -70,6 +73,11 @@ class VocabularyHead(NamedTuple):
         given = TopTokens(ids, targets, mask)
         return token_top_log_probabilities(self.hidden, self.table, given, self.settings, temperature=temperature)
 
+    def values(self) -> Float[Array, "batch seq"]:
+        """Compute the value of each position, in float32."""
+        assert self.value_head is not None
+        return self.value_head(self.hidden)
+
 
 class DecoderObjective(abc.ABC):
     """Base of objectives: frozen dataclasses without arrays.
@@ -98,6 +106,11 @@ class DecoderObjective(abc.ABC):
     @property
     def replays_experts(self) -> bool:
         """Return True if batches hold the experts that answers were drawn with, to use them again."""
+        return False
+
+    @property
+    def estimates_values(self) -> bool:
+        """Return True if the decoder has a value head."""
         return False
 
     @property

@@ -1,6 +1,7 @@
 """`PolicyGradient`: raise the probability of a rollout's actions by their advantages (GRPO and its kin)."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -15,7 +16,9 @@ from ...core.batch_checks import (
     EXPERTS_LEAF,
     MASK_LEAF,
     OLD_LEAF,
+    OLD_VALUE_LEAF,
     REFERENCE_LEAF,
+    RETURN_LEAF,
     LeafRange,
 )
 from ...core.errors import RecipeError
@@ -35,6 +38,7 @@ from .policy_losses import (
     estimate_divergence,
 )
 from .segment_totals import expand_sums, find_slots, sum_segments
+from .value_losses import value_loss
 
 _AXES = ("batch", "seq")
 _ADVICE = (
@@ -97,6 +101,10 @@ class PolicyGradient(Validated, DecoderObjective):
         replay_experts: Of a mixture of experts: use the experts that each token was drawn with, from the leaf `experts`, also
             if the router would choose others now. Their weights are of the router's current scores, so that it has gradients
             (arXiv:2510.11370).
+        value_weight: Weight of the loss of a value head, the mean over all actions of half of the squared error (PPO,
+            arXiv:1707.06347). The decoder then has a value for each position, and `return` is read; 0 for no values.
+        value_clip: Largest difference of a value from that before the first update, `old_value`, up to which its error counts
+            (see `value_loss`); None for no bound.
     """
 
     loss: PolicyLoss = "dapo"
@@ -113,6 +121,8 @@ class PolicyGradient(Validated, DecoderObjective):
     correction_cap: float = 3.0
     temperature: float = 1.0
     replay_experts: bool = False
+    value_weight: float = 0.0
+    value_clip: float | None = 0.2
 
     def __post_init__(self) -> None:
         for name in ("temperature", "positive_temperature", "negative_temperature", "clip_high", "correction_cap"):
@@ -139,6 +149,15 @@ class PolicyGradient(Validated, DecoderObjective):
             raise RecipeError(
                 f"objective.max_answer={self.max_answer}; the loss dr_grpo divides by it: set the largest number of tokens "
                 f"that an answer may have"
+            )
+        if not 0.0 <= self.value_weight < math.inf:
+            raise RecipeError(f"objective.value_weight={self.value_weight}; expected 0 or more")
+        if self.value_clip is not None and not self.value_clip > 0.0:
+            raise RecipeError(f"objective.value_clip={self.value_clip}; expected a positive number, or None")
+        if self.value_clip != 0.2 and not self.value_weight:
+            raise RecipeError(
+                f"objective.value_clip={self.value_clip} has no effect with value_weight=0; remove it, or set a value_weight "
+                f"such as 0.5"
             )
         if self.kl_weight < 0.0:
             raise RecipeError(f"objective.kl_weight={self.kl_weight}; expected 0 or more")
@@ -173,6 +192,10 @@ class PolicyGradient(Validated, DecoderObjective):
             ranges[OLD_LEAF] = _LOG_PROBABILITY
         if self.kl_weight:
             ranges[REFERENCE_LEAF] = _LOG_PROBABILITY
+        if self.value_weight:
+            ranges[RETURN_LEAF] = LeafRange(counted_by=MASK_LEAF, advice="give each action a finite return")
+        if self._clips_values:
+            ranges[OLD_VALUE_LEAF] = LeafRange(counted_by=MASK_LEAF, advice="evaluate the values of the trainer")
         if self.replay_experts:
             # The task knows how many there are.
             ranges[EXPERTS_LEAF] = LeafRange(-1, integral=True)
@@ -180,7 +203,22 @@ class PolicyGradient(Validated, DecoderObjective):
 
     @property
     def rollout_needs(self) -> RolloutNeeds:
-        return RolloutNeeds(self.temperature, self.several_updates, self.kl_weight > 0.0, self.max_answer)
+        return RolloutNeeds(
+            self.temperature,
+            self.several_updates,
+            self.kl_weight > 0.0,
+            self.max_answer,
+            values=self.estimates_values,
+            old_values=self._clips_values,
+        )
+
+    @property
+    def estimates_values(self) -> bool:
+        return self.value_weight > 0.0
+
+    @property
+    def _clips_values(self) -> bool:
+        return self.estimates_values and self.value_clip is not None
 
     @property
     def leaf_advice(self) -> Mapping[str, str]:
@@ -191,6 +229,8 @@ class PolicyGradient(Validated, DecoderObjective):
             "(`GeneratedToken.sampling_log_probability`)",
             OLD_LEAF: "evaluate it by the trainer before the first update of a rollout, or set several_updates=False",
             REFERENCE_LEAF: "evaluate the reference model on the rollout, or set kl_weight=0",
+            RETURN_LEAF: "estimate it from rewards and values (panax.rollouts.Gae), or set value_weight=0",
+            OLD_VALUE_LEAF: "evaluate it by the trainer before the first update of a rollout, or set value_clip=None",
             EXPERTS_LEAF: "store the experts of each position (`Completion.experts`), or set replay_experts=False",
         }
         return {name: advice[name] for name in self.leaf_axes}
@@ -198,7 +238,8 @@ class PolicyGradient(Validated, DecoderObjective):
     def loss_weights(self, batch: Batch) -> Mapping[str, Float[Array, ""]]:
         first = (number_targets(_flatten_rows(batch)) == 1.0).astype(jnp.float32)
         weight = self._divide_by(first.sum(), batch[MASK_LEAF].sum())
-        return dict.fromkeys(("policy", "kl") if self.kl_weight else ("policy",), weight)
+        weights = {"policy": weight, **({"kl": weight} if self.kl_weight else {})}
+        return {**weights, "value": batch[MASK_LEAF].sum()} if self.value_weight else weights
 
     def _divide_by(self, answers: Float[Array, ""], actions: Float[Array, ""]) -> Float[Array, ""]:
         """Return the denominator."""
@@ -252,6 +293,15 @@ class PolicyGradient(Validated, DecoderObjective):
             divergence = jnp.where(counted, divergence, 0.0)
             losses["kl"] = Loss((divergence * share).sum(), weight, self.kl_weight)
             metrics["kl"] = Mean((divergence * mask).sum(), actions)
+        if self.value_weight:
+            values, old_value = head.values(), targets.get(OLD_VALUE_LEAF)
+            old_value = None if old_value is None else _read(old_value, counted)
+            value_terms, value_clipped = value_loss(
+                values, _read(targets[RETURN_LEAF], counted), old_value, self.value_clip
+            )
+            losses["value"] = Loss(jnp.where(counted, value_terms, 0.0).sum(), actions, self.value_weight)
+            metrics["value"] = Mean(jnp.where(counted, jax.lax.stop_gradient(values), 0.0).sum(), actions)
+            metrics["clipped/value"] = Mean(jnp.where(value_clipped, mask, 0.0).sum(), actions)
         # A ratio of an answer counts once, at its first action.
         once = mask if self.ratio == "token" else first
         for name, clipped in self._find_clipped(ratio, advantage).items():

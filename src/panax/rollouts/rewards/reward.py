@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ...core.errors import RecipeError
 from ...core.validation import Validated
@@ -22,6 +22,13 @@ class Verdict(NamedTuple):
 
     value: float | None
     error: str = ""
+
+
+class WeightedReward(Protocol):
+    """A reward with the factor of its value in the sum of all."""
+
+    @property
+    def weight(self) -> float: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,10 +58,7 @@ class Reward(Validated):
         where = resolve_location(self.function, "Reward.function")
         object.__setattr__(self, "function", where)
         object.__setattr__(self, "name", self.name or split_location(where)[1])
-        if _NAME.fullmatch(self.name) is None:
-            raise RecipeError(
-                f"Reward.name={self.name!r}: expected letters, digits, '_', '-' and '.', since metrics have this name"
-            )
+        check_name("Reward", self.name)
         if self.seconds <= 0:
             raise RecipeError(f"Reward.seconds={self.seconds:g}: expected a positive number")
 
@@ -65,7 +69,22 @@ class Reward(Validated):
         return self.function
 
 
-def weigh_verdicts(rewards: Sequence[Reward], verdicts: Sequence[Verdict]) -> float | None:
+def check_name(kind: str, name: str) -> None:
+    """Check the name of a reward.
+
+    Args:
+        kind: The class of the setting, for the message.
+
+    Raises:
+        RecipeError: Metrics can't have this name.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise RecipeError(
+            f"{kind}.name={name!r}: expected letters, digits, '_', '-' and '.', since metrics have this name"
+        )
+
+
+def weigh_verdicts(rewards: Sequence[WeightedReward], verdicts: Sequence[Verdict]) -> float | None:
     """Return the weighted sum of an answer's rewards; None if one of them failed.
 
     Args:

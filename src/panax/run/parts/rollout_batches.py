@@ -1,6 +1,7 @@
 """The batches of a run that learns from its own answers: the data yields prompts, and the model answers them."""
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -12,22 +13,22 @@ import numpy as np
 
 from ...checkpoint import raise_on_all_processes
 from ...core import Position, TrainState
-from ...core.batch_checks import MASK_LEAF
+from ...core.batch_checks import ADVANTAGE_LEAF, MASK_LEAF
 from ...core.errors import RecipeError
 from ...data import PrefetchIterator
+from ...data.teacher.teacher_rows import TEACHER_LEAVES
 from ...generate import GenerationEngine
 from ...generate.batching import Batching
 from ...generate.engine import CHUNK
 from ...job.agreement import is_process_zero
 from ...job.heartbeat import heartbeat
-from ...mesh.topology import data_parallel_size
 from ...rollouts.collector import Collector, RolloutBatch
+from ...rollouts.gae import add_value_advantages
 from ...rollouts.journal import Journal
-from ...rollouts.packing import PackedShapes, pack_answers
+from ...rollouts.packing import pack_answers
 from ...rollouts.prompts import PROMPT
 from ...rollouts.rewards.pool import RewardPool
-from ...rollouts.rows import split_updates
-from ...train import CompiledStep
+from ...rollouts.rows import make_rows, rollout_axes, split_updates
 from ..feed import PREFETCH_BATCHES
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
@@ -35,6 +36,8 @@ from ..recovery.interrupt import SignalHandler
 from ..reporting.generation import TextModel, check_generates, create_engine
 from ..reporting.report import RunReporter
 from .action_scorer import ActionScorer
+from .answer_judges import AnswerJudges
+from .row_shapes import choose_shapes
 from .run_part import RunProgress
 from .run_start import RunStart
 from .step_batches import EvaluationStopped, MadeBatches, StepBatches, check_continues
@@ -72,16 +75,20 @@ class RolloutBatches(StepBatches[PromptBatch]):
         self._journal = Journal(Path(prepared.folder))
         self._drawn_by: tuple[Any, Any] | None = None
         self._is_compiled, self._without_signal = False, 0
-        self._shapes = choose_shapes(prepared) if self._settings.packing else None
+        self._shapes = choose_shapes(prepared, self._settings.num_answers // self._settings.minibatches)
         with raise_on_all_processes():
-            rewards, count = rollouts.settings.rewards, rollouts.settings.processes
+            functions, count = rollouts.settings.functions, rollouts.settings.processes
             others = () if rollouts.environment is None else rollouts.environment.functions
-            self._pool = RewardPool(rewards, count, others=others) if is_process_zero() else None
-        self._collector = Collector(rollouts, self._create_engine, self._pool, say, self._watch)
+            asks = is_process_zero() and (functions or others)
+            self._pool = RewardPool(functions, count, others=others) if asks else None
+        self._judges = AnswerJudges(prepared)
+        score = self._judges.score if rollouts.settings.reward_models else None
+        self._collector = Collector(rollouts, self._create_engine, self._pool, say, self._watch, score)
 
     def begin(self, run: RunProgress, start: RunStart) -> None:
         """Read the replies and rewards of later rollouts from the journal."""
         self._scorer.begin(run.state, start)
+        self._judges.load(self._say)
         if is_process_zero():
             self._journal.read(run.drawn)
 
@@ -116,8 +123,13 @@ class RolloutBatches(StepBatches[PromptBatch]):
                 rollout, last = self._draw(run.step, item, following)
             except EvaluationStopped:
                 return MadeBatches([], run.position, run.drawn)
-            self._record(run.step + 1, rollout)
-            leaves = self._scorer.add_leaves(rollout.batch, run.state)
+            scored = self._scorer.add_leaves(rollout.batch, run.state)
+            valued, of_values = add_value_advantages(settings.gae, scored, rollout.rewards)
+            leaves, of_teacher = self._judges.ask_teacher(valued)
+            metrics = {**rollout.metrics, **of_values, **of_teacher}
+            self._record(run.step + 1, dataclasses.replace(rollout, metrics=metrics), leaves)
+            # Some were computed for the advantages alone.
+            leaves = {name: leaves[name] for name in rollout_axes(self._prepared.task)}
         updates = split_updates(
             leaves, epochs=settings.epochs, minibatches=settings.minibatches, seeds=[settings.seed, item.number]
         )
@@ -150,14 +162,16 @@ class RolloutBatches(StepBatches[PromptBatch]):
             parts.append(self._collector.collect(item.number, step, item.prompts, self._journal))
         return self._collector.assemble(parts), item
 
-    def _record(self, number: int, rollout: RolloutBatch) -> None:
+    def _record(self, number: int, rollout: RolloutBatch, leaves: Mapping[str, np.ndarray]) -> None:
         """Report a rollout, and warn if nothing can be learned from many in a row.
 
         Args:
             number: The first step that learns from it.
+            leaves: The batch that it learns from.
         """
         experiment, samples = self._prepared.experiment, self._settings.samples
-        self._without_signal = 0 if rollout.has_signal else self._without_signal + 1
+        has_signal = leaves[ADVANTAGE_LEAF].any() or any(name in leaves for name in TEACHER_LEAVES)
+        self._without_signal = 0 if has_signal else self._without_signal + 1
         if self._without_signal == ROLLOUTS_WITHOUT_SIGNAL:
             self._say(
                 f"warning: step {number}: in {ROLLOUTS_WITHOUT_SIGNAL} rollouts in a row, all answers to a prompt had the same "
@@ -171,12 +185,13 @@ class RolloutBatches(StepBatches[PromptBatch]):
             for place in range(0, samples * SHOWN_ANSWERS, samples)[: len(rollout.answers) // samples]:
                 prompt, answer = records[rollout.indices[place]][PROMPT], rollout.answers[place]
                 shown = f"{prompt}\n\n{answer.text}" if answer.episode is None else answer.episode.describe()
-                texts[f"rollout/answer {place // samples}"] = f"{shown}\n\nreward {rollout.rewards[place]:.4g}"
+                rated = f"\n\nreward {rollout.rewards[place]:.4g}" if self._settings.rewards else ""
+                texts[f"rollout/answer {place // samples}"] = f"{shown}{rated}"
         self._report.record_rollout(number, rollout.metrics, texts)
 
     def evaluate(self, state: TrainState, step: int, should_stop: Callable[[], bool]) -> Mapping[str, float] | None:
-        """Answer the held-out prompts greedily; `loss` is minus the mean reward, so that the best checkpoint is the one with
-        the highest.
+        """Answer the held-out prompts; `loss` is minus the mean reward of greedy answers, so that the best checkpoint is the one
+        with the highest. Without rewards it is the divergence from the teacher of answers that are drawn.
 
         Raises:
             EvaluationStopped: The run is to stop.
@@ -192,10 +207,15 @@ class RolloutBatches(StepBatches[PromptBatch]):
             prompts += batch[PROMPT][batch["loss_mask"] > 0].tolist()
         check_continues(should_stop)
         with self._drawing(state, state.eval_params):
-            _, metrics = self._collector.evaluate(prompts)
-        if "reward" not in metrics:
+            answers, metrics = self._collector.evaluate(prompts)
+        if "reward" in metrics:
+            return {"loss": -metrics["reward"], **metrics}
+        if self._settings.rewards:
             return {}
-        return {"loss": -metrics["reward"], **metrics}
+        every = np.ones(len(answers), bool)
+        rows = make_rows(answers, np.zeros(len(answers), np.float32), every, self._settings.length)
+        divergence = self._judges.measure_divergence(rows)
+        return {"loss": divergence, "teacher/divergence": divergence, **metrics}
 
     @contextlib.contextmanager
     def _drawing(self, state: TrainState, params: Any) -> Iterator[None]:
@@ -242,19 +262,6 @@ class RolloutBatches(StepBatches[PromptBatch]):
             self._pool.close()
 
 
-def choose_shapes(prepared: PreparedRun) -> PackedShapes:
-    """Return the shapes of the batches of a run's updates."""
-    rollouts, needs, step = prepared.data.rollouts, prepared.task.rollout_needs, prepared.step
-    assert rollouts is not None and needs is not None and isinstance(step, CompiledStep)
-    settings = rollouts.settings
-    return PackedShapes.choose(
-        settings.num_answers // settings.minibatches,
-        settings.length,
-        max_length=needs.max_length,
-        multiple=data_parallel_size(step.placement.sizes) * step.program.config.micro_batches,
-    )
-
-
 def check_draws(prepared: PreparedRun) -> None:
     """Check that a task can draw the answers of its rollouts, before the first step.
 
@@ -269,18 +276,32 @@ def check_draws(prepared: PreparedRun) -> None:
     if needs is None:
         raise RecipeError(
             f"{experiment.name}: data=RolloutData makes rows of answers with advantages, and this task does not learn from them; "
-            f"set task.objective=PolicyGradient()"
+            f"set task.objective=PolicyGradient(), or with a teacher Distill()"
         )
     if needs.temperature != settings.temperature:
         raise RecipeError(
             f"data.temperature={settings.temperature} and task.objective.temperature={needs.temperature} differ; set both to one "
             f"value: the loss is of the probabilities that answers are drawn with"
         )
-    if (settings.updates > 1) != needs.old:
+    if needs.teacher != (settings.teacher is not None and settings.teacher.top_k > 0):
+        fix = (
+            "Distill reads a teacher's most likely tokens: set data.teacher=Teacher(model=..., top_k=64)"
+            if needs.teacher
+            else "data.teacher.top_k is read by task.objective=Distill() alone: set that, or remove top_k to rate actions"
+        )
+        raise RecipeError(f"{experiment.name}: {fix}")
+    if (settings.updates > 1) != needs.old and not needs.teacher:
         raise RecipeError(
             f"data.epochs={settings.epochs} and data.minibatches={settings.minibatches} make {settings.updates} updates of a "
             f"rollout; set task.objective.several_updates={settings.updates > 1}"
         )
+    if needs.values != (settings.gae is not None):
+        fix = (
+            "estimates values, and data.gae is not set: set data.gae=Gae()"
+            if needs.values
+            else "has no values, from which data.gae computes advantages: set a value_weight such as 0.5"
+        )
+        raise RecipeError(f"{experiment.name}: task.objective {fix}, or remove the other")
     if 0 < needs.max_actions < settings.max_actions:
         name = "data.tokens" if settings.environment is None else "the actions that data.environment allows"
         raise RecipeError(

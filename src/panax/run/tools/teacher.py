@@ -27,7 +27,7 @@ from ..entry import check_experiment
 from ..experiment import Experiment
 from ..folder.addresses import CHECKPOINT_PREFIX, RELEASED_PREFIX
 from ..folder.initial_state import init_state
-from ..folder.trained_model import find_checkpoints, read_task, read_tokenizer
+from ..folder.model_source import find_model_source
 from ..opened_data import LogFn
 from ..preparation import PreparedRun, prepare
 from .reference import fingerprint_weights
@@ -119,16 +119,10 @@ def _describe(teacher: str | tuple[Task, Any]) -> _Teacher:
     if not isinstance(teacher, str):
         task, params = teacher
         return _Teacher(task, "", params, None)
-    kind, _, where = teacher.partition(":")
-    if kind == RELEASED_PREFIX.removesuffix(":") and where:
-        from ...adapters.huggingface.released_decoder import read_released_task
-
-        task, tokenizer = read_released_task(where)
-        return _Teacher(task, teacher, None, tokenizer)
-    if kind != CHECKPOINT_PREFIX.removesuffix(":") or not where:
+    if not teacher.startswith((RELEASED_PREFIX, CHECKPOINT_PREFIX)):
         raise RecipeError(f"teacher={teacher!r}; expected hf:DIR, checkpoint:DIR, or a task with its parameters")
-    checkpoint = next(find_checkpoints(where))
-    return _Teacher(read_task(checkpoint), teacher, None, read_tokenizer(checkpoint))
+    source = find_model_source(teacher)
+    return _Teacher(source.task, source.init, None, source.tokenizer)
 
 
 def _check_vocabulary(
