@@ -1,4 +1,4 @@
-"""Tokens of replies by published chat templates: with the drawn turn before them, they are what the template writes."""
+"""Tokens of replies after published chat templates: with the drawn turn before them, they are those of the template."""
 
 import importlib.util
 import re

@@ -82,11 +82,11 @@ async def _reply(messages: Sequence[Message], record: Mapping[str, Any], own: An
     return Reply(replies, _read_own(state), state.get("final_env_response") is not None or not replies)
 
 
-def _make_state(messages: Sequence[Message], record: Mapping[str, Any], own: Any) -> Any:
+def _make_state(messages: Sequence[Message], record: Mapping[str, Any], added: Any) -> Any:
     """Return an environment's state after the last of these messages.
 
     Args:
-        own: The entries that the environment has added; None at first.
+        added: The entries that the environment has added; None at first.
     """
     types, row = importlib.import_module("verifiers.types"), record_field(record, FIELD)["row"]
     begin = len(row["prompt"])
@@ -104,7 +104,7 @@ def _make_state(messages: Sequence[Message], record: Mapping[str, Any], own: Any
         "trajectory_id": "", "is_completed": False, "is_truncated": False, "error": None, "final_env_response": None,
         "reward": None, "metrics": None, "tool_defs": [], "timing": getattr(types, "RolloutTiming", dict)(),
     }  # fmt: skip
-    for name, value in {**made, "prompt": _normalize(row["prompt"]), **(own or {})}.items():
+    for name, value in {**made, "prompt": _normalize(row["prompt"]), **(added or {})}.items():
         state[name] = value
     return state
 
