@@ -25,7 +25,7 @@ def call(name, /, **arguments):
 
 
 def opened(folder, *tools, limits=None, **settings):
-    environment = ToolEnvironment(tools=tools, **{"tokens": 3000, "turns": 4, "seconds": 1.0} | (limits or {}))
+    environment = ToolEnvironment(tools=tools, **{"tokens": 3000, "turns": 4, "seconds": 0.5} | (limits or {}))
     return open_rollouts(folder, environment, **{"tokens": 400} | settings)
 
 
@@ -73,7 +73,7 @@ def test_a_call_that_fails_is_answered_with_an_error(tmp_path):
         call("add", a="1"): "Error: add raised TypeError: the argument 'a' is '1'; expected integer",
         call("add", a=True): "Error: add raised TypeError: the argument 'a' is True; expected integer",
         call("fails", kind="raises"): "Error: fails raised ValueError: it is not so (tool_functions.py, line",
-        call("fails", kind="hangs"): "Error: fails gave no result within 1 seconds",
+        call("fails", kind="hangs"): "Error: fails gave no result within 0.5 seconds",
         call("fails", kind="object"): "Error: fails returned a value that is not JSON",
         call(
             "fails", kind="other"
@@ -145,8 +145,11 @@ def test_descriptions_are_those_of_signatures_and_docstrings():
 def test_functions_that_cannot_be_described_are_refused(name, message):
     with pytest.raises(InvalidFunctionError, match=message):
         describe_tool(getattr(tool_functions, name), name)
-    with pytest.raises(RecipeError, match=message):
-        read_schemas([f"{FILE}:{name}"])
+
+
+def test_a_function_that_cannot_be_described_is_one_error():
+    with pytest.raises(RecipeError, match=r"can't be started: the parameter 'a' of the tool .* has no annotation"):
+        read_schemas([f"{FILE}:without_annotation"])
 
 
 def test_what_cannot_be_offered_is_refused(tmp_path):
