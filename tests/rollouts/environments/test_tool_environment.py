@@ -7,7 +7,7 @@ import pytest
 import tool_functions
 from scripted import CHAT, Scripted, open_rollouts
 from test_episodes import draw
-from tool_functions import add, fails, look_up, many
+from tool_functions import add, fails, forget, look_up, many
 
 from panax.core.errors import RecipeError
 from panax.generate.serving.tools import CallForm
@@ -34,13 +34,15 @@ def results(answer):
 
 
 def test_the_model_gets_the_results_of_its_calls_and_ends_without_one(tmp_path):
-    rollouts = opened(tmp_path, add, look_up)
+    rollouts = opened(tmp_path, add, look_up, forget)
     # The prompt offers the tools.
     assert rollouts.tokenizer.decode(rollouts.encode(0)).startswith(
-        "add: Add two numbers.; look_up: Return the record's number.; <|im_start|>user\nask"
+        "add: Add two numbers.; look_up: Return the record's number.; forget: Forget the state.; <|im_start|>user\nask"
     )
     turns = ["Wait. " + call("add", a=2) + "\n" + call("look_up", name="x"), call("look_up", name="y"), "It is 3."]
-    first, second = draw(rollouts, Scripted(rollouts.tokenizer, turns, ["I know."]))
+    first, second = draw(
+        rollouts, Scripted(rollouts.tokenizer, turns, [call("look_up", name="x") + call("forget"), "I know."])
+    )
     assert results(first) == [
         "3",
         '{"name": "x", "number": 0, "looked": 1}',
@@ -58,9 +60,9 @@ def test_the_model_gets_the_results_of_its_calls_and_ends_without_one(tmp_path):
     assert "<|im_start|>tool\n3<|im_end|>\n<|im_start|>tool\n{" in rollouts.tokenizer.decode(first.tokens)
     # What was drawn stays as it was, calls too.
     assert rollouts.tokenizer.decode(first.actions) == "".join(f"{turn}<|im_end|>" for turn in turns)
-    assert second.text == "I know." and second.episode.turns == 1 and second.episode.calls == 0
+    assert second.text == "I know." and second.episode.turns == 2 and second.episode.state == {}
     figures = describe_episodes([first.episode, second.episode])
-    assert figures == {"turns/mean": 2.0, "turns/at_limit": 0.0, "calls": 1.5, "failed_calls": 0.0}
+    assert figures == {"turns/mean": 2.5, "turns/at_limit": 0.0, "calls": 2.5, "failed_calls": 0.0}
     assert "assistant: Wait. [calls add with {'a': 2}] [calls look_up with {'name': 'x'}]" in first.episode.describe()
 
 
