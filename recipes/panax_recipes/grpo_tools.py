@@ -15,7 +15,8 @@ def sft_tools() -> Experiment:
     """Train a small decoder on conversations of an assistant that often guesses, or calls the wrong one of two tools.
 
     Command: panax train sft_tools
-    Hardware: two CPU cores (AMD EPYC).
+    Hardware: two CPU cores (AMD EPYC); 75 s of CPU time.
+    Expected: held-out loss 0.22. Of the conversations that it learns from, 0.15 end with the right number.
     """
     return Experiment(
         name="sft_tools",
@@ -37,7 +38,9 @@ def grpo_tools() -> Experiment:
     """Teach the model of sft_tools to call the tool that a question needs, by nothing but whether its last turn is right.
 
     Command: panax train grpo_tools (after panax train sft_tools)
-    Hardware: two CPU cores (AMD EPYC).
+    Hardware: two CPU cores (AMD EPYC); 115 s of CPU time.
+    Expected: nine in ten questions that it has not seen are answered right (0.944 and 0.963, two seeds), from half of them at
+        step 20, when it asks the same tool for all.
     """
     begun = sft_tools()
     assert isinstance(begun.task, DecoderTask)

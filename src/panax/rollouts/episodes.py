@@ -128,7 +128,9 @@ class EpisodeSampler:
 
     def _encode(self, episode: "_OpenEpisode", messages: Sequence[Message]) -> tuple[int, ...]:
         is_chat = self._rollouts.is_chat(episode.record)
-        return self._replies.encode_chat(messages) if is_chat else self._replies.encode_text(messages)
+        return (
+            self._replies.encode_chat(messages, episode.tokens[-1]) if is_chat else self._replies.encode_text(messages)
+        )
 
 
 def derive_seed(seed: int, turn: int) -> int:

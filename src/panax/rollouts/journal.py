@@ -14,7 +14,7 @@ from typing import Any
 from ..core.errors import DataError
 from ..system import json_reader
 from ..system.files import append_lines
-from .reply_entry import ReplyEntry
+from .reply_entry import MAX_REPLIES_BYTES, ReplyEntry
 
 JOURNAL_FILE = "rollouts.jsonl"
 """File in the run's folder with a line for each rollout, and for each turn of it that an environment replied to."""
@@ -121,7 +121,7 @@ class Journal:
                 if not line.endswith("\n"):
                     break
                 try:
-                    fields = json_reader.parse_as(dict, line)
+                    fields = json_reader.parse_as(dict, line, max_bytes=MAX_REPLIES_BYTES)
                     kind = ReplyEntry if "turn" in fields else JournalEntry
                     entry = kind.from_fields(fields)
                 except ValueError as error:

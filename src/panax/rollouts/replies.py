@@ -13,7 +13,7 @@ from .calls.pool import CallPool
 from .environments.turns import AskedTurn, OpenedEnvironment, TurnReply
 from .journal import Journal
 from .prompts import PROMPT
-from .reply_entry import ReplyEntry
+from .reply_entry import MAX_REPLIES_BYTES, ReplyEntry
 
 
 class ReplySource:
@@ -42,7 +42,10 @@ class ReplySource:
         Raises:
             TrainingError: The environment failed, and `failed` is "stop".
         """
-        return self._check(asked, self._broadcast(self._ask(asked)))
+        replies = [TurnReply() for _ in asked]
+        with raise_on_all_processes():
+            replies = self._ask(asked)
+        return self._check(asked, self._broadcast(replies))
 
     def ask_once(self, asked: Sequence[AskedTurn], number: int, step: int, journal: Journal) -> list[TurnReply]:
         """Return the replies of the journal, and ask for others; all are in the journal when this returns.
@@ -93,7 +96,7 @@ class ReplySource:
     def _broadcast(self, replies: Sequence[TurnReply]) -> list[TurnReply]:
         """Return the replies of the first process, in every process."""
         text = broadcast_text(json.dumps([dataclasses.asdict(reply) for reply in replies]))
-        parsed = json_reader.parse(text)
+        parsed = json_reader.parse(text, max_bytes=MAX_REPLIES_BYTES)
         if not isinstance(parsed, list):
             raise DataError(f"the first process sent {type(parsed).__name__} in place of replies")
         return [TurnReply.from_json(fields) for fields in parsed]

@@ -7,6 +7,9 @@ from typing import Any
 
 from .environments.turns import TurnReply
 
+MAX_REPLIES_BYTES = 1 << 30
+"""Maximum size of the replies to one turn of a rollout as JSON."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ReplyEntry:

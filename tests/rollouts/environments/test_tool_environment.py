@@ -7,7 +7,7 @@ import pytest
 import tool_functions
 from scripted import CHAT, Scripted, open_rollouts
 from test_episodes import draw
-from tool_functions import add, fails, look_up, many
+from tool_functions import add, fails, forget, look_up, many
 
 from panax.core.errors import RecipeError
 from panax.generate.serving.tools import CallForm
@@ -25,7 +25,7 @@ def call(name, /, **arguments):
 
 
 def opened(folder, *tools, limits=None, **settings):
-    environment = ToolEnvironment(tools=tools, **{"tokens": 3000, "turns": 4, "seconds": 1.0} | (limits or {}))
+    environment = ToolEnvironment(tools=tools, **{"tokens": 3000, "turns": 4, "seconds": 0.5} | (limits or {}))
     return open_rollouts(folder, environment, **{"tokens": 400} | settings)
 
 
@@ -34,13 +34,15 @@ def results(answer):
 
 
 def test_the_model_gets_the_results_of_its_calls_and_ends_without_one(tmp_path):
-    rollouts = opened(tmp_path, add, look_up)
+    rollouts = opened(tmp_path, add, look_up, forget)
     # The prompt offers the tools.
     assert rollouts.tokenizer.decode(rollouts.encode(0)).startswith(
-        "add: Add two numbers.; look_up: Return the record's number.; <|im_start|>user\nask"
+        "add: Add two numbers.; look_up: Return the record's number.; forget: Forget the state.; <|im_start|>user\nask"
     )
     turns = ["Wait. " + call("add", a=2) + "\n" + call("look_up", name="x"), call("look_up", name="y"), "It is 3."]
-    first, second = draw(rollouts, Scripted(rollouts.tokenizer, turns, ["I know."]))
+    first, second = draw(
+        rollouts, Scripted(rollouts.tokenizer, turns, [call("look_up", name="x") + call("forget"), "I know."])
+    )
     assert results(first) == [
         "3",
         '{"name": "x", "number": 0, "looked": 1}',
@@ -58,9 +60,9 @@ def test_the_model_gets_the_results_of_its_calls_and_ends_without_one(tmp_path):
     assert "<|im_start|>tool\n3<|im_end|>\n<|im_start|>tool\n{" in rollouts.tokenizer.decode(first.tokens)
     # What was drawn stays as it was, calls too.
     assert rollouts.tokenizer.decode(first.actions) == "".join(f"{turn}<|im_end|>" for turn in turns)
-    assert second.text == "I know." and second.episode.turns == 1 and second.episode.calls == 0
+    assert second.text == "I know." and second.episode.turns == 2 and second.episode.state == {}
     figures = describe_episodes([first.episode, second.episode])
-    assert figures == {"turns/mean": 2.0, "turns/at_limit": 0.0, "calls": 1.5, "failed_calls": 0.0}
+    assert figures == {"turns/mean": 2.5, "turns/at_limit": 0.0, "calls": 2.5, "failed_calls": 0.0}
     assert "assistant: Wait. [calls add with {'a': 2}] [calls look_up with {'name': 'x'}]" in first.episode.describe()
 
 
@@ -73,7 +75,7 @@ def test_a_call_that_fails_is_answered_with_an_error(tmp_path):
         call("add", a="1"): "Error: add raised TypeError: the argument 'a' is '1'; expected integer",
         call("add", a=True): "Error: add raised TypeError: the argument 'a' is True; expected integer",
         call("fails", kind="raises"): "Error: fails raised ValueError: it is not so (tool_functions.py, line",
-        call("fails", kind="hangs"): "Error: fails gave no result within 1 seconds",
+        call("fails", kind="hangs"): "Error: fails gave no result within 0.5 seconds",
         call("fails", kind="object"): "Error: fails returned a value that is not JSON",
         call(
             "fails", kind="other"
@@ -145,8 +147,11 @@ def test_descriptions_are_those_of_signatures_and_docstrings():
 def test_functions_that_cannot_be_described_are_refused(name, message):
     with pytest.raises(InvalidFunctionError, match=message):
         describe_tool(getattr(tool_functions, name), name)
-    with pytest.raises(RecipeError, match=message):
-        read_schemas([f"{FILE}:{name}"])
+
+
+def test_a_function_that_cannot_be_described_is_one_error():
+    with pytest.raises(RecipeError, match=r"can't be started: the parameter 'a' of the tool .* has no annotation"):
+        read_schemas([f"{FILE}:without_annotation"])
 
 
 def test_what_cannot_be_offered_is_refused(tmp_path):

@@ -29,6 +29,12 @@ def look_up(name: str, record: dict, state: dict) -> dict:
     return {"name": name, "number": record["number"], "looked": state["looked"]}
 
 
+def forget(state: dict) -> str:
+    """Forget the state."""
+    state.clear()
+    return "forgotten"
+
+
 def fails(kind: Literal["raises", "hangs", "object"]) -> object:
     """Fail."""
     if kind == "raises":

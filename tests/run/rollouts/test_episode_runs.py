@@ -78,6 +78,14 @@ def test_a_resumed_run_reads_the_replies_and_asks_for_none_twice(files, tmp_path
     again = run(episodes(files, tmp_path / "one", "any_number"), say=said.append)
     assert same(undisturbed, again) and not any("different now" in line for line in said)
     assert len(mark.read_text()) == asked
+    # Killed within rollout 4, after its second turn was replied to: only later ones are asked for.
+    lines = (tmp_path / "one" / "rollouts.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if '"rollout": 4' not in line or '"turn": 1' in line or '"turn": 2' in line]
+    later = sum(len(line["replies"]) for line in turns if line["rollout"] == 4 and line["turn"] > 2)
+    (tmp_path / "one" / "rollouts.jsonl").write_text("".join(kept))
+    shutil.rmtree(tmp_path / "one" / "checkpoints" / "step_00000004")
+    run(episodes(files, tmp_path / "one", "any_number"))
+    assert asked + later - 4 <= len(mark.read_text()) <= asked + later + 4
     # Each turn is there once, before the rewards of its rollout.
     places = [(line["rollout"], line.get("turn", 99)) for line in journal_lines(tmp_path / "one")]
     assert places == sorted(set(places))

@@ -15,6 +15,9 @@ from .tool_schema import InvalidFunctionError, bind_arguments
 MAX_VALUE_BYTES = 1 << 19
 """Maximum size of a returned value as JSON."""
 
+_LEVELS_AROUND = 8
+"""Number of lists and objects around a value in requests and in the journal, at most."""
+
 
 class FunctionKind(Protocol):
     """How functions of one kind are called."""
@@ -184,6 +187,7 @@ def check_json(value: Any, expected: str) -> Any:
     if len(text) > MAX_VALUE_BYTES:
         raise ValueError(f"returned {len(text):,} bytes of JSON; expected at most {MAX_VALUE_BYTES:,}")
     try:
+        json_reader.parse("[" * _LEVELS_AROUND + text + "]" * _LEVELS_AROUND)
         return json_reader.parse(text)
     except json_reader.JsonError as error:
         raise ValueError(f"returned a value that JSON can't hold: {error}; expected {expected}") from None

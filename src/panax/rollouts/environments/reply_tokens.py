@@ -28,6 +28,7 @@ class ReplyEncoder:
         """
         self._tokenizer, self._environment = tokenizer, environment
         self._end_ids = {*tokenizer.end_ids, *stop_ids}
+        self._closing_ids: frozenset[int] = frozenset()
 
     def check_chat(self) -> None:
         """Check that the chat template renders a reply alike after any conversation, and after a token that ends a turn.
@@ -50,6 +51,9 @@ class ReplyEncoder:
                 f"the chat template ends a turn of the assistant with {shown!r}, at which no answer ends; add its id "
                 f"({', '.join(map(str, ids[:1]))}) to data.stop_ids, or {_ADVICE}"
             )
+        ends = [self._render_after([], messages, begins_answer=False) for messages in ((), replies)]
+        ends = [ends[0], ends[1].rpartition(str(replies[-1]["content"]))[2]]
+        self._closing_ids = frozenset(each for text in self._tokenizer.encode_rendered(ends) for each in text.ids)
 
     def check_text(self) -> None:
         """Check that texts can be encoded one after another.
@@ -68,29 +72,42 @@ class ReplyEncoder:
                 "model's turn as written; set data.chat=True, or write prompts as messages"
             )
 
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def encode_chat(self, messages: Sequence[Message], end: int) -> tuple[int, ...]:
         """Return the tokens from the one after the turn's own end to the beginning of the next turn.
 
-        The token that ended the turn was drawn, and takes the place of that of the template.
+        The token that ended the turn was drawn, and takes the place of that of the template, also if they differ. Templates
+        such as GLM's end a turn only by the token that begins the next message: it is missing if another one was drawn.
+
+        Args:
+            end: The token that ended the turn.
 
         Raises:
             RecipeError: The chat template rejects a message.
         """
-        return tuple(self._tokenizer.encode_rendered([self._render_after([], messages)])[0].ids[1:])
+        ids = tuple(self._tokenizer.encode_rendered([self._render_after([], messages)])[0].ids)
+        return ids[1:] if ids[0] == end or ids[0] in self._closing_ids else ids
 
     def encode_text(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """Return the tokens of the messages' contents, as they are."""
         return tuple(self._tokenizer.encode("".join(str(message["content"]) for message in messages)))
 
-    def _render_after(self, history: Sequence[Message], messages: Sequence[Message]) -> str:
-        """Return the text that the template adds after an answer to a history."""
+    def _render_after(
+        self, history: Sequence[Message], messages: Sequence[Message], *, begins_answer: bool = True
+    ) -> str:
+        """Return the text that the template adds after an answer to a history.
+
+        Args:
+            begins_answer: End with the beginning of the next answer.
+        """
         conversation = [
             {"role": "user", "content": "a question"},
             *history,
             {"role": "assistant", "content": _PLACEHOLDER},
             *messages,
         ]
-        text = render_conversation(self._tokenizer, conversation, self._environment.tools)
+        text = render_conversation(
+            self._tokenizer, conversation, self._environment.tools, add_generation_prompt=begins_answer
+        )
         before, written, after = text.rpartition(_PLACEHOLDER)
         if not written or _PLACEHOLDER in before:
             raise RecipeError(

@@ -167,7 +167,8 @@ class ToolReplies:
                     name = turns[place][number].name
                     results[place].append((f"Error: {name} {outcome.error}", True))
                 else:
-                    states[place] = outcome.value["state"] or states[place]
+                    # A tool without a state got an empty one.
+                    states[place] = outcome.value["state"] or (None if states[place] is None else {})
                     results[place].append((outcome.value["content"], False))
         return [
             self._assemble(each, written, result, state)
