@@ -18,10 +18,7 @@ GENERAL = ("core", "spmd", "mesh", "parallel", "train", "plan", "metrics", "run"
 MODELS = ("layers", "models")
 
 ENGLISH = {
-    (
-        "core/batch_checks.py",
-        "experts",
-    ): "a leaf of batches from rollouts, which rooms of rollouts and of models both name",
+    ("core/batch_checks.py", "experts"): "a leaf of batches from rollouts, which rooms of rollouts and of models both name",
     ("core/batch_checks.py", "row"): "a leaf of every batch: each row's number in it",
     ("metrics/heat_map.py", "b"): "a letter",
     ("metrics/heat_map.py", "w"): "a letter",
