@@ -1,8 +1,11 @@
 """A process of `test_rollouts_of_many.py`: a run that learns from rewards which are random numbers.
 
-python rollouts_worker.py ADDRESS PROCESSES INDEX FOLDER CACHE
+python rollouts_worker.py ADDRESS PROCESSES INDEX FOLDER CACHE [TEACHER JUDGE]
+
+With a teacher and a reward model, it has a value head too.
 """
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -12,6 +15,8 @@ from launching import join_job
 from panax import fit
 from panax.core.params.checksums import fingerprint_weights
 from panax.mesh import MeshShape
+from panax.models import PolicyGradient
+from panax.rollouts import Gae, RewardModel, Teacher
 from panax.run import EvaluateConfig
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "run" / "rollouts"))
@@ -20,10 +25,21 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "run" / "rollouts"))
 def main() -> None:
     from letters import letters
 
-    folder, _ = join_job()
+    folder, _, *judges = join_job()
     settings = {"mesh": MeshShape(fsdp=2, tensor=2), "num_steps": 4, "evaluate": EvaluateConfig(every=4)}
+    experiment = letters(Path(folder).parent, "any_number", directory=folder, **settings)
+    if judges:
+        teacher, judge = judges
+        data = dataclasses.replace(
+            experiment.data,
+            rewards=(RewardModel(run=judge), *experiment.data.rewards),
+            teacher=Teacher(model=teacher),
+            gae=Gae(kl_in_reward=0.1),
+        )
+        task = dataclasses.replace(experiment.task, objective=PolicyGradient(value_weight=0.5))
+        experiment = dataclasses.replace(experiment, data=data, task=task)
     said: list[str] = []
-    result = fit(letters(Path(folder).parent, "any_number", directory=folder, **settings), say=said.append)
+    result = fit(experiment, say=said.append)
     weights = fingerprint_weights(result.state.params)
     print(
         json.dumps({"step": result.step, "weights": weights, "evaluation": result.evaluation, "said": said}), flush=True

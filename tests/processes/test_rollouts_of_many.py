@@ -12,17 +12,20 @@ from panax.rollouts.journal import JOURNAL_FILE, JournalEntry
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "run" / "rollouts"))
 
+from judges import train_reward_model, train_teacher
 from letters import write_files
 
 pytestmark = pytest.mark.slow
 
 
-def test_two_processes_learn_from_the_same_rewards_and_resume_exactly(tmp_path):
+@pytest.mark.parametrize("judged", [False, True], ids=["functions", "models"])
+def test_two_processes_learn_from_the_same_rewards_and_resume_exactly(tmp_path, judged):
     write_files(tmp_path)
     folder = tmp_path / "run"
+    judges = [train_teacher(tmp_path), train_reward_model(tmp_path)] if judged else []
 
     def run():
-        arguments = [str(folder), str(tmp_path / "cache")]
+        arguments = [str(folder), str(tmp_path / "cache"), *judges]
         first, last = run_job(tmp_path / "job", rollouts_worker.__file__, arguments, processes=2, devices=2)
         assert first["weights"] == last["weights"] and first["step"] == last["step"] == 4
         assert first["evaluation"]["loss"] == last["evaluation"]["loss"]
