@@ -13,19 +13,21 @@ from panax.rollouts.journal import JOURNAL_FILE
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "run" / "rollouts"))
 
+from judges import train_reward_model, train_teacher
 from letters import write_files
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("turns", [1, 3])
-def test_two_processes_learn_from_the_same_rewards_and_resume_exactly(tmp_path, monkeypatch, turns):
+@pytest.mark.parametrize(("turns", "judged"), [(1, False), (3, False), (1, True)], ids=["functions", "turns", "models"])
+def test_two_processes_learn_from_the_same_rewards_and_resume_exactly(tmp_path, monkeypatch, turns, judged):
     write_files(tmp_path)
     monkeypatch.setenv("LETTERS_MARK", str(tmp_path / "mark"))
     folder = tmp_path / "run"
+    judges = [train_teacher(tmp_path), train_reward_model(tmp_path)] if judged else []
 
     def run():
-        arguments = [str(folder), str(tmp_path / "cache"), str(turns)]
+        arguments = [str(folder), str(tmp_path / "cache"), str(turns), *judges]
         first, last = run_job(tmp_path / "job", rollouts_worker.__file__, arguments, processes=2, devices=2)
         assert first["weights"] == last["weights"] and first["step"] == last["step"] == 4
         assert first["evaluation"]["loss"] == last["evaluation"]["loss"]

@@ -100,7 +100,8 @@ def test_every_task_of_the_library_is_readable():
             if cls.__module__.startswith(("panax.models", "panax.agents")) and dataclasses.is_dataclass(cls):
                 tasks.add(cls)
     concrete = {cls.__name__ for cls in tasks if not getattr(cls, "__abstractmethods__", None)}
-    assert len(concrete) > 8 and concrete <= {*serializable_names()}
+    # A reward model's evaluation is made of its task where it is used, and is in no checkpoint.
+    assert len(concrete) > 8 and concrete - {"RewardScores"} <= {*serializable_names()}
 
 
 @pytest.mark.parametrize(

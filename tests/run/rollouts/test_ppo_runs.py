@@ -141,7 +141,10 @@ def test_a_run_begins_without_a_head_and_generates_and_exports_without_it(files,
     folder = str(tmp_path / "again")
     again = ppo(files, init=f"hf:{tmp_path / 'out'}", directory=folder, data=UPDATES, adapter=adapter)
     again = dataclasses.replace(again, task=dataclasses.replace(again.task, model=released.task.model))
-    assert run(dataclasses.replace(again, num_steps=4)).step == 4
+    again = run(dataclasses.replace(again, num_steps=4))
+    loaded = panax.load(folder)
+    np.testing.assert_array_equal(loaded.params.value_head.w, again.state.params.value_head.w)
+    assert np.abs(loaded.params.value_head.w).max() > 0.0 and len(loaded.generate("ab", tokens=4)) > 0
 
 
 @pytest.mark.parametrize(

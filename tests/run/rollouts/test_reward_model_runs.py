@@ -143,6 +143,7 @@ def test_other_models_and_values_are_refused(files, judge, tmp_path):
         RewardModel(run="")
 
 
+@pytest.mark.full
 def test_a_value_that_is_not_finite_is_a_failure(files, judge, tmp_path, monkeypatch):
     monkeypatch.setattr(AnswerJudges, "score", lambda self, answers: np.full((len(answers), 1), np.nan))
     with pytest.raises(TrainingError, match=r"an answer has no reward: reward reward_model of .* returned nan"):
