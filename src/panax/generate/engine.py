@@ -268,7 +268,7 @@ class GenerationEngine:
         return True
 
     def _follow(self, answer: PendingAnswer) -> bool:
-        """Reserve a row for an answer in the group of one to the same request, whose prompt is not complete.
+        """Reserve a row for an answer in the group of one to the same request that still runs the prompt.
 
         Returns False if there is none, if the program has no room for another, or if its group has no free row.
         """

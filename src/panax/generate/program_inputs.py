@@ -89,8 +89,8 @@ def stack_ends(answers: Sequence[PendingAnswer | None], end_ids: Sequence[int]) 
     for place, each in enumerate(answers):
         if each is not None:
             stops = each.request.sampling.stop_ids[:STOP_IDS]
-            found = [*stops] if each.request.sampling.ignore_end else [*stops, *end_ids]
-            ends[place, : len(found)] = found
+            known = [*stops] if each.request.sampling.ignore_end else [*stops, *end_ids]
+            ends[place, : len(known)] = known
     return RowEnds(_host(room, np.int32), _host(ends, np.int32))
 
 

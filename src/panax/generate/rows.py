@@ -21,7 +21,7 @@ class PendingAnswer:
         prompt_scores: The prompt's tokens after the first, as far as they are scored.
         reused: Number of prompt positions that were copied.
         order: Smaller for an answer that was admitted to a row earlier.
-        leader: Answer to the same request whose row computes the prompt for this one too; None if its own does.
+        leader: Answer to the same request that computes the prompt for this one too; None for one that computes its own.
         row: Index of its row, once it has one.
         constraint: None without one.
         lookup: Where guesses come from; None without drafts.

@@ -1,6 +1,5 @@
 """`Collector`: draws answers to prompts, asks for their rewards, and returns the rows from which the model learns."""
 
-import contextlib
 import dataclasses
 import json
 import time
@@ -17,6 +16,7 @@ from ..job.agreement import broadcast_text, is_process_zero
 from ..system import json_reader
 from .advantages import compute_advantages
 from .answers import SampledAnswer, count_actions, describe_episodes
+from .draws import draw_answers
 from .episodes import AskReplies, EpisodeSampler
 from .journal import Journal, JournalEntry
 from .prompts import PROMPT
@@ -203,12 +203,10 @@ class Collector:
         requests = [
             GenerationRequest(ids, sampling, tuple(of_prompt)) for ids, of_prompt in zip(encoded, seeds, strict=True)
         ]
-        completions = {}
-        with contextlib.closing(self._create_engine().stream(requests)) as events:
-            for event in events:
-                self._on_progress()
-                if event.completion is not None:
-                    completions[event.number, event.sample] = event.completion
+        completions = {
+            (each.number, each.sample): each
+            for each in draw_answers(self._create_engine(), requests, self._on_progress)
+        }
         return [
             SampledAnswer.from_completion(encoded[group], group, completions[group, sample])
             for group in range(len(prompts))

@@ -1,6 +1,5 @@
 """`EpisodeSampler`: draws answers of several turns, all of one turn together, with an environment's replies between them."""
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ import numpy as np
 from ..core.errors import RecipeError
 from ..generate import Completion, GeneratedToken, GenerationEngine, GenerationRequest, Sampling
 from .answers import Episode, ReplyTokens, SampledAnswer, hash_tokens
+from .draws import draw_answers
 from .environments.turns import AskedTurn, Message, TurnReply
 from .prompts import Record
 from .rollout_data import OpenedRollouts
@@ -92,12 +92,9 @@ class EpisodeSampler:
             for (ids, tokens), those in equal.items()
         ]
         asked = list(equal.values())
-        with contextlib.closing(engine.stream(requests)) as events:
-            for event in events:
-                self._on_progress()
-                if event.completion is not None:
-                    message = self._environment.read_turn(event.completion.text, turn)
-                    asked[event.number][event.sample].add_turn(event.completion, message)
+        for each in draw_answers(engine, requests, self._on_progress):
+            message = self._environment.read_turn(each.text, turn)
+            asked[each.number][each.sample].add_turn(each, message)
 
     @property
     def _limit(self) -> int:

@@ -51,8 +51,7 @@ class PackedShapes:
             and (answers // (2 * joined)) % multiple == 0
         ):
             joined *= 2
-        most = answers // joined
-        fractions = (most * _RATIO**place for place in range(MAX_SHAPES))
+        fractions = (answers // joined * _RATIO**place for place in range(MAX_SHAPES))
         return cls(joined * length, tuple(sorted({-int(-each // multiple) * multiple for each in fractions})))
 
 

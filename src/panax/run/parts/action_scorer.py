@@ -79,8 +79,8 @@ class ActionScorer:
         sent = step.put(plain, held)
 
         def evaluate(state: TrainState, batch: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
-            found = self._evaluate(step, state, batch)
-            return found if places is None else {name: places.unpack(leaf, like) for name, leaf in found.items()}
+            made = self._evaluate(step, state, batch)
+            return made if places is None else {name: places.unpack(leaf, like) for name, leaf in made.items()}
 
         if self._needs.old or self._needs.values:
             leaves |= evaluate(state, sent)

@@ -27,10 +27,10 @@ def _whole(leaf: jax.Array) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
 
 
-def _on_one_device(leaf: jax.Array | np.ndarray) -> jax.Array:
+def _on_one_device(leaf: jax.Array) -> jax.Array:
     """Return an array on the default device, without a mesh in its type."""
     device = jax.local_devices()[0]
-    if isinstance(leaf, jax.Array) and leaf.is_fully_replicated and leaf.sharding.device_set == {device}:
+    if leaf.is_fully_replicated and leaf.sharding.device_set == {device}:
         # The same memory; moving an array to the device that it is on already would leave the mesh in its type.
         return leaf.addressable_data(0)
     return jax.device_put(_whole(leaf))
