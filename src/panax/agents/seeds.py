@@ -41,7 +41,7 @@ NOT_FORWARDED = (
     "leaf_advice", "leaf_aliases", "leaf_axes", "load_initial", "log_probability_task", "mup_base_task", "names_axes",
     "output_weights", "pipeline_requirement", "reads_pairs", "required_leaves", "reward_score_task", "rollout_needs",
     "row_ids", "row_order", "scales_loss", "splits_residual", "sums_over_rows", "teacher_temperature",
-    "top_log_probability_task", "vocabulary_size", "weight_dtype", "with_compute_dtype",
+    "top_log_probability_task", "vocabulary_size", "weight_dtype", "with_compute_dtype", "with_dtypes",
 )  # fmt: skip
 """Members that an agent in `Seeds` must not override: they would refer to one run, to whole parameters or to
 positions."""

@@ -251,6 +251,19 @@ class Task(abc.ABC):
         """Return this task with `dtype` in place of "auto"."""
         return self if self.compute_dtype != "auto" else dataclasses.replace(self, compute_dtype=dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
+    def with_dtypes(
+        self, compute_dtype: str, parameter_dtype: str | None, matmul_precision: MatmulPrecision | None
+    ) -> "Task":
+        """Return this task with another precision, for a model that is evaluated beside one that trains.
+
+        Args:
+            parameter_dtype: None to leave it as it is.
+
+        Raises:
+            RecipeError: The task has no settings of precision.
+        """
+        raise RecipeError(f"{type(self).__name__} does not read text in a dtype of choice; expected a language model")
+
     matmul_precision: MatmulPrecision | None = None
     """Precision of matmuls with float32 operands in training and evaluation; None for the platform's default.
     Only for tasks that compute in float32.

@@ -23,6 +23,12 @@ ID_LEAVES = ("tokens", "targets", "segment", "position")
 LEAVES = (*ID_LEAVES, MASK_LEAF, ADVANTAGE_LEAF, BEHAVIOR_LEAF)
 AXES: Mapping[str, Axes] = dict.fromkeys(LEAVES, ("batch", "seq"))
 
+RATED_AXES: Mapping[str, Axes] = dict.fromkeys((*ID_LEAVES, MASK_LEAF), ("batch", "seq"))
+"""Leaves of the rows of actions that a teacher rates."""
+
+TEXT_AXES: Mapping[str, Axes] = dict.fromkeys(("tokens", "segment", "position", MASK_LEAF), ("batch", "seq"))
+"""Leaves of the rows of whole texts that reward models rate."""
+
 TEACHER_AXES: Axes = ("batch", "seq", "candidate")
 
 EXPERTS_AXES: Axes = ("batch", "seq", None, None)
@@ -115,8 +121,7 @@ def make_text_rows(answers: Sequence[SampledAnswer], length: int) -> dict[str, n
     Args:
         length: Positions of a row, at least those of each prompt and its answer.
     """
-    names = ("tokens", "segment", "position", MASK_LEAF)
-    rows = {name: np.zeros((len(answers), length), np.int32 if name in ID_LEAVES else np.float32) for name in names}
+    rows = {name: np.zeros((len(answers), length), np.int32 if name in ID_LEAVES else np.float32) for name in TEXT_AXES}
     for row, answer in enumerate(answers):
         size = len(answer.prompt) + len(answer.tokens)
         rows["tokens"][row, :size] = [*answer.prompt, *answer.tokens]

@@ -65,6 +65,14 @@ class StagedTask(Task):
     pipeline: Pipeline
     context_attention: ContextAttention = "auto"
 
+    def with_dtypes(
+        self, compute_dtype: str, parameter_dtype: str | None, matmul_precision: MatmulPrecision | None
+    ) -> "StagedTask":
+        changed: Any = {"compute_dtype": compute_dtype, "matmul_precision": matmul_precision}
+        if parameter_dtype is not None:
+            changed["parameter_dtype"] = parameter_dtype
+        return dataclasses.replace(self, **changed)  # pyright: ignore[reportArgumentType]
+
     mesh_axes = frozenset(MESH_AXES)
     names_axes = True
     remat_policies = get_args(RematPolicy)

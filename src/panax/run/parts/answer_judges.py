@@ -6,20 +6,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from ...core import Axes, Task
+from ...core import Task
 from ...core.batch_checks import ADVANTAGE_LEAF, BEHAVIOR_LEAF, MASK_LEAF, OLD_LEAF
 from ...core.errors import RecipeError
 from ...core.task import LOG_PROBABILITIES, REWARD_SCORES, TOP_LOG_PROBABILITIES, TOP_TOKENS
 from ...data.teacher.teacher_rows import TEACHER_LEAVES
 from ...rollouts.answers import SampledAnswer
-from ...rollouts.rows import ID_LEAVES, make_text_rows
+from ...rollouts.rows import RATED_AXES, TEXT_AXES, make_text_rows
 from ...rollouts.teacher import compare_with_teacher
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
 from .frozen_model import FrozenModel
-
-_AXES: Mapping[str, Axes] = dict.fromkeys((*ID_LEAVES, MASK_LEAF), ("batch", "seq"))
-_TEXT_LEAVES = ("tokens", "segment", "position", MASK_LEAF)
 
 
 class AnswerJudges:
@@ -51,11 +48,14 @@ class AnswerJudges:
                     return task.log_probability_task(rows, length, temperature=needs.temperature)
                 return task.top_log_probability_task(rows, length, top_k=top_k, temperature=needs.temperature)
 
-            self._teacher = FrozenModel(prepared, "data.teacher", teacher.model, rate_actions, _AXES)
-        axes = {name: _AXES[name] for name in _TEXT_LEAVES}
+            self._teacher = FrozenModel(prepared, "data.teacher", teacher.model, rate_actions, RATED_AXES)
         self._reward_models = [
             FrozenModel(
-                prepared, f"reward {reward.name}", reward.run, lambda task, rows: task.reward_score_task(rows), axes
+                prepared,
+                f"reward {reward.name}",
+                reward.run,
+                lambda task, rows: task.reward_score_task(rows),
+                TEXT_AXES,
             )
             for reward in settings.reward_models
         ]
@@ -88,7 +88,7 @@ class AnswerJudges:
         began = time.perf_counter()
         assert self._teacher is not None
         names = (LOG_PROBABILITIES, *((TOP_TOKENS, TOP_LOG_PROBABILITIES) if teacher.top_k else ()))
-        by_teacher, *likely = self._teacher.evaluate({name: leaves[name] for name in _AXES}, *names)
+        by_teacher, *likely = self._teacher.evaluate({name: leaves[name] for name in RATED_AXES}, *names)
         rated, divergence = _compare(leaves, by_teacher)
         made: dict[str, np.ndarray]
         if likely:
@@ -103,7 +103,7 @@ class AnswerJudges:
     def measure_divergence(self, leaves: Mapping[str, np.ndarray]) -> float:
         """Return the mean estimate of the divergence from the teacher per action, in nats."""
         assert self._teacher is not None
-        [by_teacher] = self._teacher.evaluate({name: leaves[name] for name in _AXES}, LOG_PROBABILITIES)
+        [by_teacher] = self._teacher.evaluate({name: leaves[name] for name in RATED_AXES}, LOG_PROBABILITIES)
         return _compare(leaves, by_teacher)[1]
 
 

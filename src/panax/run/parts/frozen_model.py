@@ -13,7 +13,6 @@ from ...core import Axes, DataFacts, Task, TrainState
 from ...core.errors import RecipeError
 from ...data.loading.pad_rows import round_up
 from ...job.heartbeat import heartbeat
-from ...layers import StagedTask
 from ...mesh import MESH_AXES, MeshShape, Placement
 from ...mesh.topology import data_parallel_size
 from ...optim import Optax
@@ -170,16 +169,9 @@ def _with_dtypes(task: Task, like: Task) -> tuple[Task, Task]:
     Weights of a computation in bfloat16 are kept in bfloat16. One in float16, which not all tasks have, is in float32.
 
     Raises:
-        RecipeError: It is not a task of text.
+        RecipeError: As `Task.with_dtypes`.
     """
-    if not isinstance(task, StagedTask):
-        raise RecipeError(
-            f"{type(task).__name__} does not read text; expected the model of a DecoderTask or a RewardTask"
-        )
     dtype = "bfloat16" if like.compute_dtype == "bfloat16" else "float32"
     precision = like.matmul_precision if like.compute_dtype == "float32" else None
-    changed: Any = {"compute_dtype": dtype, "matmul_precision": precision}
-    wide = dataclasses.replace(task, **changed)  # pyright: ignore[reportArgumentType]
-    if dtype == "float32":
-        return wide, wide
-    return wide, dataclasses.replace(wide, parameter_dtype=dtype)
+    wide = task.with_dtypes(dtype, None, precision)
+    return wide, wide if dtype == "float32" else wide.with_dtypes(dtype, dtype, precision)
