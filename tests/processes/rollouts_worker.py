@@ -1,7 +1,7 @@
 """A process of `test_rollouts_of_many.py`: a run that learns from rewards which are random numbers, as are the replies of an
 environment.
 
-python rollouts_worker.py ADDRESS PROCESSES INDEX FOLDER CACHE TURNS [TEACHER JUDGE]
+python rollouts_worker.py ADDRESS PROCESSES INDEX FOLDER CACHE TURNS ASYNCHRONOUS [TEACHER JUDGE]
 
 With a teacher and a reward model, it has a value head too.
 """
@@ -30,7 +30,7 @@ def main() -> None:
     from letters import __file__ as letters_file
     from letters import letters
 
-    folder, _, turns, *judges = join_job()
+    folder, _, turns, asynchronous, *judges = join_job()
     settings: dict[str, Any] = {
         "mesh": MeshShape(fsdp=2, tensor=2),
         "num_steps": 4,
@@ -43,6 +43,7 @@ def main() -> None:
             "stop_ids": STOPS,
         }
         settings["model"] = {"max_length": 32}
+    settings["data"] = {**settings.get("data", {}), "asynchronous": asynchronous == "True"}
     experiment = letters(Path(folder).parent, "any_number", directory=folder, **settings)
     if judges:
         teacher, judge = judges

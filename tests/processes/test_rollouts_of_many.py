@@ -19,15 +19,21 @@ from letters import write_files
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("turns", "judged"), [(1, False), (3, False), (1, True)], ids=["functions", "turns", "models"])
-def test_two_processes_learn_from_the_same_rewards_and_resume_exactly(tmp_path, monkeypatch, turns, judged):
+@pytest.mark.parametrize(
+    ("turns", "asynchronous", "judged"),
+    [(1, False, False), (3, False, False), (1, False, True), (3, True, True)],
+    ids=["functions", "turns", "models", "asynchronous"],
+)
+def test_two_processes_learn_from_the_same_rewards_and_resume_exactly(
+    tmp_path, monkeypatch, turns, asynchronous, judged
+):
     write_files(tmp_path)
     monkeypatch.setenv("LETTERS_MARK", str(tmp_path / "mark"))
     folder = tmp_path / "run"
     judges = [train_teacher(tmp_path), train_reward_model(tmp_path)] if judged else []
 
     def run():
-        arguments = [str(folder), str(tmp_path / "cache"), str(turns), *judges]
+        arguments = [str(folder), str(tmp_path / "cache"), str(turns), str(asynchronous), *judges]
         first, last = run_job(tmp_path / "job", rollouts_worker.__file__, arguments, processes=2, devices=2)
         assert first["weights"] == last["weights"] and first["step"] == last["step"] == 4
         assert first["evaluation"]["loss"] == last["evaluation"]["loss"]

@@ -1,34 +1,28 @@
 """`Collector`: draws answers to prompts, asks for their rewards, and returns the rows from which the model learns."""
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ..checkpoint import raise_on_all_processes
-from ..core.errors import DataError, TrainingError
+from ..core.errors import TrainingError
 from ..generate import GenerationEngine, GenerationRequest, Sampling
 from ..generate.sampling import MAX_SEED
-from ..job.agreement import broadcast_text, is_process_zero
-from ..system import json_reader
 from .advantages import compute_advantages
 from .answers import SampledAnswer, count_actions, describe_episodes
+from .drawn_answers import DrawnAnswers
 from .draws import draw_answers
 from .episodes import AskReplies, EpisodeSampler
-from .journal import Journal, JournalEntry
+from .journal import Journal
 from .prompts import PROMPT
 from .replies import ReplySource
 from .rewards.pool import RewardPool
 from .rewards.reward import Verdict, weigh_verdicts
-from .rewards.reward_model import merge_verdicts
 from .rollout_data import OpenedRollouts
 from .rows import make_rows
-
-ScoreByModels = Callable[[Sequence[SampledAnswer]], Float[np.ndarray, "answers models"]]
-"""Rates answers by each of the rewards that are models, in their order."""
+from .verdicts import AskedRewards, RewardSource, ScoreByModels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +71,11 @@ class RolloutBatch:
 
 
 class Collector:
-    """Draws rollouts. In a job of many processes each of them makes the same calls; the first one asks for rewards."""
+    """Draws rollouts. In a job of many processes each of them makes the same calls; the first one asks for rewards.
+
+    Attributes:
+        rewards: Asks for rewards.
+    """
 
     def __init__(
         self,
@@ -97,9 +95,8 @@ class Collector:
             score_by_models: Returns the values of the rewards that are models; every process calls it. None without any.
         """
         self._rollouts, self._settings = rollouts, rollouts.settings
-        self._score_by_models = score_by_models
-        self._create_engine, self._pool, self._say = create_engine, pool, say
-        self._on_progress = on_progress
+        self.rewards = RewardSource(rollouts, pool, score_by_models, say)
+        self._create_engine, self._say, self._on_progress = create_engine, say, on_progress
         self._episodes = self._replies = None
         if rollouts.environment is not None:
             self._episodes = EpisodeSampler(rollouts, on_progress)
@@ -116,6 +113,10 @@ class Collector:
             DataError: A prompt is too long.
             TrainingError: A reward or the environment failed, and `failed_rewards` is "stop".
         """
+        return self.judge(self.rewards.begin(self.draw(number, step, prompts, journal), journal), journal)
+
+    def draw(self, number: int, step: int, prompts: Sequence[int], journal: Journal) -> DrawnAnswers:
+        """Draw answers to prompts; replies are in the journal when this returns. See `collect`."""
         settings, clock = self._settings, time.perf_counter
         began = clock()
         replies = self._replies
@@ -123,13 +124,20 @@ class Collector:
         seeds = draw_seeds(settings.seed, number, len(prompts), settings.samples)
         answers = self._draw(prompts, settings.sampling(), seeds, ask)
         waited = 0.0 if self._episodes is None else self._episodes.seconds
-        drawn = clock()
         indices = [prompts[answer.group] for answer in answers]
-        verdicts = self._judge(number, step, indices, answers, journal)
-        values, counted = self._combine(verdicts, indices, answers)
-        return JudgedAnswers(
-            answers, indices, verdicts, values, counted, (drawn - began - waited, clock() - drawn), waited
-        )
+        return DrawnAnswers(number, step, answers, indices, clock() - began - waited, waited)
+
+    def judge(self, asked: AskedRewards, journal: Journal) -> JudgedAnswers:
+        """Return the answers with their rewards, which are in the journal when this returns.
+
+        Raises:
+            TrainingError: A reward or the environment failed, and `failed_rewards` is "stop".
+        """
+        began, drawn = time.perf_counter(), asked.drawn
+        verdicts = self.rewards.finish(asked, journal, self._on_progress)
+        values, counted = self._combine(verdicts, drawn.indices, drawn.answers)
+        seconds = drawn.seconds, time.perf_counter() - began
+        return JudgedAnswers(drawn.answers, drawn.indices, verdicts, values, counted, seconds, drawn.reply_seconds)
 
     def assemble(self, parts: Sequence[JudgedAnswers]) -> RolloutBatch:
         """Make a rollout of the answers to one batch of prompts or several.
@@ -184,7 +192,7 @@ class Collector:
         sampling = settings.greedy_sampling() if settings.rewards else settings.sampling()
         answers = self._draw(prompts, sampling, seeds, ask)
         indices = [prompts[answer.group] for answer in answers]
-        verdicts = _broadcast(self._ask(range(len(answers)), indices, answers))
+        verdicts = self.rewards.ask(indices, answers, self._on_progress)
         values, counted = self._combine(verdicts, indices, answers)
         return answers, self._describe(answers, verdicts, values, counted)
 
@@ -212,66 +220,6 @@ class Collector:
             for group in range(len(prompts))
             for sample in range(sampling.n)
         ]
-
-    def _judge(
-        self, number: int, step: int, indices: Sequence[int], answers: Sequence[SampledAnswer], journal: Journal
-    ) -> list[list[Verdict]]:
-        """Return the verdicts of each answer: those of the journal, and others from the rewards."""
-        digests = [answer.digest for answer in answers]
-        entry = journal.find(number) if is_process_zero() else None
-        # A failure that ended the run may have been mended.
-        keeps_failures = self._settings.failed_rewards == "exclude"
-        names = tuple(reward.name for reward in self._settings.rewards)
-        if entry is not None and entry.names != names:
-            self._say(f"the rewards are others than those of rollout {number} before: they are asked for again")
-            entry = None
-        known = {} if entry is None else _recorded(entry, keeps_failures=keeps_failures)
-        verdicts: dict[int, list[Verdict]] = {
-            place: known[place, digest] for place, digest in enumerate(digests) if (place, digest) in known
-        }
-        if entry is not None and (changed := sum(one != other for one, other in zip(digests, entry.digests))):
-            self._say(
-                f"warning: rollout {number} was drawn before this run was interrupted, and {changed} of {len(answers)} answers "
-                f"are different now (the mesh, the kernels or the processor may have changed): their rewards are asked for again"
-            )
-        places = [place for place in range(len(answers)) if place not in verdicts]
-        # The first process knows which ones are missing.
-        places = json_reader.parse(broadcast_text(json.dumps(places)))
-        for place, verdict in zip(places, self._ask(places, indices, answers), strict=True):
-            verdicts[place] = verdict
-        ordered = [verdicts.get(place, []) for place in range(len(answers))]
-        with raise_on_all_processes():
-            if is_process_zero() and places:
-                journal.append([_entry(number, step, indices, digests, names, ordered)])
-        return _broadcast(ordered)
-
-    def _ask(
-        self, places: Sequence[int], indices: Sequence[int], answers: Sequence[SampledAnswer]
-    ) -> list[list[Verdict]]:
-        """Ask for the rewards of some answers; only the first process knows the result."""
-        if not places:
-            return []
-        scored = [place for place in places if not _failure(answers[place])]
-        by_models = None
-        if self._score_by_models is not None and scored:
-            by_models = self._score_by_models([answers[place] for place in scored])
-        verdicts: list[list[Verdict]] = [[] for _ in scored]
-        if self._pool is not None and self._settings.functions:
-            records = self._rollouts.records
-            rated = [(answers[place].text, records[indices[place]]) for place in scored]
-            episodes = [answers[place].describe_episode() for place in scored]
-            stops = self._settings.failed_rewards == "stop"
-            verdicts = self._pool.score(rated, episodes, stop_at_failure=stops, on_wait=self._on_progress)
-        if not is_process_zero():
-            return [[] for _ in places]
-        if by_models is not None:
-            verdicts = [
-                merge_verdicts(self._settings.rewards, of_functions, of_models.tolist())
-                for of_functions, of_models in zip(verdicts, by_models, strict=True)
-            ]
-        known = dict(zip(scored, verdicts, strict=True))
-        names = len(self._settings.rewards)
-        return [known.get(place) or [Verdict(None, _failure(answers[place]))] * names for place in places]
 
     def _combine(
         self, verdicts: Sequence[Sequence[Verdict]], indices: Sequence[int], answers: Sequence[SampledAnswer]
@@ -343,43 +291,3 @@ def draw_seeds(seed: int, number: int, count: int, samples: int) -> list[list[in
     """
     draws = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, number])))
     return draws.integers(0, MAX_SEED, (count, samples), endpoint=True).tolist()
-
-
-def _failure(answer: SampledAnswer) -> str:
-    """Return why the environment failed in an answer; empty if it did not."""
-    return "" if answer.episode is None else answer.episode.error
-
-
-def _entry(
-    number: int,
-    step: int,
-    prompts: Sequence[int],
-    digests: Sequence[str],
-    names: tuple[str, ...],
-    verdicts: Sequence[Sequence[Verdict]],
-) -> JournalEntry:
-    errors = {
-        place: "; ".join(each.error for each in verdict if each.error)
-        for place, verdict in enumerate(verdicts)
-        if any(each.error for each in verdict)
-    }
-    values = tuple(tuple(each.value for each in verdict) for verdict in verdicts)
-    return JournalEntry(number, step, tuple(prompts), tuple(digests), names, values, errors)
-
-
-def _recorded(entry: JournalEntry, *, keeps_failures: bool) -> dict[tuple[int, str], list[Verdict]]:
-    """Return the verdicts of an entry by the answer's index and digest."""
-    return {
-        (place, digest): [Verdict(value, entry.errors.get(place, "") if value is None else "") for value in values]
-        for place, (digest, values) in enumerate(zip(entry.digests, entry.rewards, strict=True))
-        if keeps_failures or None not in values
-    }
-
-
-def _broadcast(verdicts: list[list[Verdict]]) -> list[list[Verdict]]:
-    """Return the verdicts of the first process, in every process."""
-    text = json.dumps([[[each.value, each.error] for each in verdict] for verdict in verdicts])
-    parsed = json_reader.parse(broadcast_text(text))
-    if not isinstance(parsed, list):
-        raise DataError(f"the first process sent {type(parsed).__name__} in place of rewards")
-    return [[Verdict(value, error) for value, error in verdict] for verdict in parsed]

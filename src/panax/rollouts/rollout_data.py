@@ -60,6 +60,8 @@ class RolloutData(Validated):
         gae: Advantages from values of the model's value head in place of comparing answers (PPO).
         refills: Maximum number of further batches of prompts that are answered for a rollout in which answers to a prompt all
             have the same reward, to take other prompts in place of it (dynamic sampling of DAPO, arXiv:2503.14476).
+        asynchronous: Draw each rollout before the update by the one before it, by parameters that are one rollout old, so that
+            rewards are asked for while the model learns. See `PolicyGradient.correction`.
         epochs: Number of times that a rollout's answers are learned from.
         minibatches: Number of updates in each of these; `num_steps` counts updates. With more than one update in all, the
             task's objective needs `several_updates=True`.
@@ -90,6 +92,7 @@ class RolloutData(Validated):
     scale: Scale = "group"
     gae: Gae | None = None
     refills: int = 0
+    asynchronous: bool = False
     epochs: int = 1
     minibatches: int = 1
     packing: bool = True
@@ -122,6 +125,11 @@ class RolloutData(Validated):
             raise RecipeError(
                 f"data.minibatches={self.minibatches} does not divide the {self.num_answers} answers of a rollout (batch_size "
                 f"times samples)"
+            )
+        if self.asynchronous and self.refills:
+            raise RecipeError(
+                f"data.refills={self.refills} needs the rewards of a rollout before the next one is drawn; remove it, or "
+                f"data.asynchronous"
             )
         if not 0.0 <= self.held_out < 1.0:
             raise RecipeError(f"data.held_out={self.held_out}; expected a fraction of the prompts, from 0 to below 1")

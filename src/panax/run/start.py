@@ -336,6 +336,7 @@ def start_from_checkpoint(
         checkpoint.url,
         BestEvaluation.of(checkpoint.manifest.host.get(BEST)),
         resumed_base(prepared, checkpoint.manifest),
+        checkpoint.manifest.host,
     )
 
 

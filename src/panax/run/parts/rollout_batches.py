@@ -5,7 +5,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ from ..recovery.interrupt import SignalHandler
 from ..reporting.generation import TextModel, check_generates, create_engine
 from ..reporting.report import RunReporter
 from .action_scorer import ActionScorer
+from .ahead_draws import AheadDraws, PromptBatch
 from .answer_judges import AnswerJudges
 from .row_shapes import choose_shapes
 from .run_part import RunProgress
@@ -53,14 +54,6 @@ ROLLOUTS_WITHOUT_SIGNAL = 10
 
 SHOWN_ANSWERS = 3
 """Number of answers that are logged as text with each record."""
-
-
-class PromptBatch(NamedTuple):
-    """Indices of the prompts of a rollout, the position of the source after it, and its number, from 1."""
-
-    prompts: list[int]
-    position: Position
-    number: int
 
 
 class RolloutBatches(StepBatches[PromptBatch]):
@@ -84,6 +77,7 @@ class RolloutBatches(StepBatches[PromptBatch]):
         self._judges = AnswerJudges(prepared)
         score = self._judges.score if rollouts.settings.reward_models else None
         self._collector = Collector(rollouts, self._create_engine, self._pool, say, self._watch, score)
+        self._ahead = AheadDraws(self._collector, self._journal) if self._settings.asynchronous else None
 
     def begin(self, run: RunProgress, start: RunStart) -> None:
         """Read the replies and rewards of later rollouts from the journal."""
@@ -91,6 +85,12 @@ class RolloutBatches(StepBatches[PromptBatch]):
         self._judges.load(self._say)
         if is_process_zero():
             self._journal.read(run.drawn)
+        if self._ahead is not None:
+            self._ahead.begin(start.host)
+
+    def to_host(self, run: RunProgress) -> Mapping[str, Any]:
+        """Return the answers that are drawn for the next step, if there are some."""
+        return {} if self._ahead is None else self._ahead.to_host(heartbeat().report_alive)
 
     def open(self, run: RunProgress, skipped: Collection[int]) -> PrefetchIterator[PromptBatch]:
         return PrefetchIterator(self._prompts(run.position, run.drawn, skipped), PREFETCH_BATCHES)
@@ -121,6 +121,7 @@ class RolloutBatches(StepBatches[PromptBatch]):
         with self._report.clock.measure("rollout"), self._drawing(run.state, run.state.params):
             try:
                 rollout, last = self._draw(run.step, item, following)
+                number = last.number if self._ahead is not None else item.number
             except EvaluationStopped:
                 return MadeBatches([], run.position, run.drawn)
             scored = self._scorer.add_leaves(rollout.batch, run.state)
@@ -131,7 +132,7 @@ class RolloutBatches(StepBatches[PromptBatch]):
             # Some were computed for the advantages alone.
             leaves = {name: leaves[name] for name in rollout_axes(self._prepared.task)}
         updates = split_updates(
-            leaves, epochs=settings.epochs, minibatches=settings.minibatches, seeds=[settings.seed, item.number]
+            leaves, epochs=settings.epochs, minibatches=settings.minibatches, seeds=[settings.seed, number]
         )
         return MadeBatches([self._send(update) for update in updates], last.position, last.number)
 
@@ -150,6 +151,9 @@ class RolloutBatches(StepBatches[PromptBatch]):
     ) -> tuple[RolloutBatch, PromptBatch]:
         """Draw a rollout, with further batches of prompts if some have no signal; return the last of these too."""
         settings = self._settings
+        if self._ahead is not None:
+            is_last = step + settings.updates >= self._prepared.experiment.num_steps
+            return self._ahead.make(step, item, following, is_last=is_last)
         parts = [self._collector.collect(item.number, step, item.prompts, self._journal)]
         while len(parts) <= settings.refills and sum(sum(part.signals(settings.samples)) for part in parts) < len(
             item.prompts
@@ -206,6 +210,8 @@ class RolloutBatches(StepBatches[PromptBatch]):
             # The rows that fill the last batch have no weight.
             prompts += batch[PROMPT][batch["loss_mask"] > 0].tolist()
         check_continues(should_stop)
+        if self._ahead is not None:
+            self._ahead.settle(lambda: check_continues(should_stop))
         with self._drawing(state, state.eval_params):
             answers, metrics = self._collector.evaluate(prompts)
         if "reward" in metrics:
@@ -258,6 +264,8 @@ class RolloutBatches(StepBatches[PromptBatch]):
         )
 
     def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
         if self._pool is not None:
             self._pool.close()
 
@@ -294,6 +302,11 @@ def check_draws(prepared: PreparedRun) -> None:
         raise RecipeError(
             f"data.epochs={settings.epochs} and data.minibatches={settings.minibatches} make {settings.updates} updates of a "
             f"rollout; set task.objective.several_updates={settings.updates > 1}"
+        )
+    if settings.asynchronous and needs.experts is not None:
+        raise RecipeError(
+            f"{experiment.name}: data.asynchronous keeps answers in checkpoints, which hold no experts; set "
+            f"task.objective.replay_experts=False, or data.asynchronous=False"
         )
     if needs.values != (settings.gae is not None):
         fix = (

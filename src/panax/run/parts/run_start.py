@@ -22,6 +22,7 @@ class RunStart:
         progress: Progress of the run in its data.
         source: The source of the state.
         best: The best evaluation up to this state; None if there was none.
+        host: JSON values of the state's checkpoint; empty without one.
         base: Weights that the state's checkpoint names instead of holding them; None if there are none.
     """
 
@@ -34,3 +35,4 @@ class RunStart:
     source: str = "the first state"
     best: BestEvaluation | None = None
     base: NamedBase | None = None
+    host: Mapping[str, Any] = dataclasses.field(default_factory=dict)
