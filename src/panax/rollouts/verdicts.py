@@ -176,7 +176,7 @@ class RewardSource:
 
 
 class BackgroundCall:
-    """A function that runs in a thread, and can be asked_now up."""
+    """A function that runs in a thread, and can be given up."""
 
     def __init__(self, function: Callable[[Callable[[], None]], Verdicts]):
         """
