@@ -1,4 +1,4 @@
-"""A process of `test_killed_rollouts.py`: python killed_run.py FILES FOLDER STEPS."""
+"""A process of `test_killed_rollouts.py`: python killed_run.py FILES FOLDER STEPS ASYNCHRONOUS."""
 
 import sys
 from pathlib import Path
@@ -10,10 +10,11 @@ from panax.models import PolicyGradient
 
 
 def main() -> None:
-    files, folder, steps = sys.argv[1:]
+    files, folder, steps, asynchronous = sys.argv[1:]
     several = PolicyGradient(several_updates=True)
+    data = {"minibatches": 2, "asynchronous": asynchronous == "True"}
     experiment = letters(
-        Path(files), "slow_share", objective=several, data={"minibatches": 2}, directory=folder, num_steps=int(steps)
+        Path(files), "slow_share", objective=several, data=data, directory=folder, num_steps=int(steps)
     )
     panax.fit(experiment, quiet=True)
 

@@ -19,16 +19,16 @@ from panax.rollouts.journal import JOURNAL_FILE, JournalEntry
 STEPS, KILLS = 60, 20
 
 
-def start(files, folder):
+def start(files, folder, asynchronous):
     script = Path(__file__).parent / "killed_run.py"
     variables = environment(1, script.parent) | {"JAX_COMPILATION_CACHE_DIR": str(files / "cache")}
-    command = [sys.executable, str(script), str(files), str(folder), str(STEPS)]
+    command = [sys.executable, str(script), str(files), str(folder), str(STEPS), str(asynchronous)]
     with open(files / "log", "ab") as log:
         return subprocess.Popen(command, env=variables, stdout=log, stderr=log, start_new_session=True)
 
 
-def finish(files, folder):
-    process = start(files, folder)
+def finish(files, folder, asynchronous):
+    process = start(files, folder, asynchronous)
     try:
         assert process.wait(timeout=120) == 0, (files / "log").read_text()[-3000:]
     finally:
@@ -41,12 +41,13 @@ def count_lines(folder):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_at_random_moments_has_the_bits_of_an_undisturbed_one(tmp_path):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_run_that_is_killed_at_random_moments_has_the_bits_of_an_undisturbed_one(tmp_path, asynchronous):
     write_files(tmp_path)
-    finish(tmp_path, tmp_path / "one")
+    finish(tmp_path, tmp_path / "one", asynchronous)
     draw, killed, moments = random.Random(0), tmp_path / "two", set()
     for _ in range(KILLS):
-        before, process = count_lines(killed), start(tmp_path, killed)
+        before, process = count_lines(killed), start(tmp_path, killed, asynchronous)
         # From the first rollout of this start on: the time before is the same each time.
         until = time.monotonic() + 60
         while count_lines(killed) <= before and process.poll() is None and time.monotonic() < until:
@@ -57,7 +58,7 @@ def test_a_run_that_is_killed_at_random_moments_has_the_bits_of_an_undisturbed_o
         process.wait()
         steps = [int(path.name.removeprefix("step_")) for path in (killed / "checkpoints").glob("step_*")]
         moments.add(2 * count_lines(killed) - max(steps, default=0))
-    finish(tmp_path, killed)
+    finish(tmp_path, killed, asynchronous)
     # Killed while a rollout was in the journal that no checkpoint had used, and after one had.
     assert len(moments) > 1
     ends = [open_checkpoint(str(folder / "checkpoints" / f"step_{STEPS:08d}")) for folder in (tmp_path / "one", killed)]
