@@ -15,7 +15,7 @@ from panax.generate import Completion, GenerationEngine, StreamEvent
 from panax.generate.constraints.matchers import ConstraintCompiler
 from panax.generate.serving.messages import read_messages
 from panax.generate.serving.tool_responses import ToolForm
-from panax.generate.serving.tools import CallForm, OfferedTools, find_call_form, read_tools
+from panax.generate.tools import CallForm, OfferedTools, find_call_form, read_tools
 from panax.models import DecoderConfig, DecoderTask
 
 TASK = DecoderTask(model=DecoderConfig(vocab_size=272, max_length=1600, embed=16, num_layers=1, heads=2, ffn=24))

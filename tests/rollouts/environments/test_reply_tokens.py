@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from panax.data.text.tokenizer import Tokenizer
 from panax.generate.prompts import render_conversation
-from panax.generate.serving.tools import find_call_form
+from panax.generate.tools import find_call_form
 from panax.rollouts.calls.pool import CalledFunction
 from panax.rollouts.calls.tool_schema import describe_tool
 from panax.rollouts.environments.reply_tokens import ReplyEncoder

@@ -10,7 +10,7 @@ from test_episodes import draw
 from tool_functions import add, fails, forget, look_up, many
 
 from panax.core.errors import RecipeError
-from panax.generate.serving.tools import CallForm
+from panax.generate.tools import CallForm
 from panax.rollouts import ToolEnvironment
 from panax.rollouts.answers import describe_episodes
 from panax.rollouts.calls.process import read_schemas

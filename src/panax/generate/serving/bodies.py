@@ -10,8 +10,8 @@ from ..constraints import Constraint, Grammar, JsonSchema, Regex
 from ..prompts import encode_conversation, encode_prompt
 from ..requests import GenerationRequest
 from ..sampling import Sampling
+from ..tools import OfferedTools, read_tools
 from .messages import read_messages
-from .tools import OfferedTools, read_tools
 
 _NUMBERS = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "presence_penalty": "presence_penalty",

@@ -7,9 +7,9 @@ from typing import Any
 
 from ...data.text.tokenizer import Tokenizer
 from ..requests import Completion, StreamEvent
+from ..tools import OfferedTools, ToolCall
 from .bodies import ServedRequest
 from .responses import CHAT
-from .tools import OfferedTools, ToolCall
 
 
 class ToolForm:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ...core.errors import RecipeError
 from ...core.validation import Validated
 from ...data import Tokenizer
-from ...generate.serving.tools import CallForm, find_call_form, split_calls
+from ...generate.tools import CallForm, find_call_form, split_calls
 from ...system import json_reader
 from ..calls.location import resolve_location, split_location
 from ..calls.pool import Call, CalledFunction, CallPool

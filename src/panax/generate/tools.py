@@ -8,13 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...core.errors import RecipeError, suggest_name
-from ...data.chats.template import RenderError
-from ...data.text.tokenizer import Tokenizer
-from ...system import json_reader
-from ..constraints import Grammar
-from ..constraints.settings import JSON_DIRECTIVE, WHITESPACE
-from ..prompts import load_template
+from ..core.errors import RecipeError, suggest_name
+from ..data.chats.template import RenderError
+from ..data.text.tokenizer import Tokenizer
+from ..system import json_reader
+from .constraints import Grammar
+from .constraints.settings import JSON_DIRECTIVE, WHITESPACE
+from .prompts import load_template
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
@@ -192,7 +192,7 @@ def find_call_form(tokenizer: Tokenizer, *, advice: str = "Remove tools, or pass
 
 @functools.lru_cache(maxsize=8)
 def _form_of(source: str, tokens: tuple[tuple[str, str], ...]) -> CallForm | None:
-    from ...data.chats.template import ChatTemplate
+    from ..data.chats.template import ChatTemplate
 
     name, marker, arguments = "example_function", "example of a description", {"x": 1}
     schema = {"type": "object", "properties": {"x": {"type": "integer", "description": marker}}}
