@@ -7,6 +7,7 @@ import os
 from panax import Experiment
 from panax.checkpoint import CheckpointConfig
 from panax.data import BytePairTokenizer, PretrainedTokenizer, TextFiles
+from panax.mesh import MeshShape
 from panax.models import DecoderConfig, DecoderTask, PolicyGradient
 from panax.optim import AdamW, Schedule
 from panax.rollouts import PromptFiles, Reward, RolloutData
@@ -16,6 +17,15 @@ REWARDS = __file__.replace("letters.py", "reward_functions.py")
 PROMPTS = "abcdefghijklmnop"
 MARK = "LETTERS_MARK"
 """Variable with the file by which rewards count: in the records it would change which prompts are held out."""
+
+MESHES = [
+    (MeshShape(fsdp=2), 2),
+    (MeshShape(tensor=2), 2),
+    (MeshShape(replica=2, fsdp=1, context=2), 4),
+    (MeshShape(fsdp=1, stage=2), 2),
+    (MeshShape(fsdp=2, tensor=2, context=2), 8),
+]
+"""Meshes on which runs equal one device, with their numbers of devices."""
 
 
 def write_files(folder):

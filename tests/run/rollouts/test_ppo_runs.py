@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from judges import train_student
-from letters import letters, write_files
+from letters import MESHES, letters, write_files
 
 import panax
 from panax.cli.commands.export import export
@@ -95,16 +95,7 @@ def test_advantages_and_values_are_those_before_the_first_update_and_the_run_res
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("shape", "devices"),
-    [
-        (MeshShape(fsdp=2), 2),
-        (MeshShape(tensor=2), 2),
-        (MeshShape(replica=2, fsdp=1, context=2), 4),
-        (MeshShape(fsdp=1, stage=2), 2),
-        (MeshShape(fsdp=2, tensor=2, context=2), 8),
-    ],
-)
+@pytest.mark.parametrize(("shape", "devices"), MESHES)
 def test_meshes_learn_alike(files, tmp_path, shape, devices):
     results = []
     for number, (mesh, count) in enumerate(((MeshShape(), 1), (shape, devices))):

@@ -11,7 +11,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from letters import letters, write_files
+from letters import MESHES, letters, write_files
 
 import panax
 from panax.checkpoint import CheckpointConfig
@@ -213,16 +213,7 @@ def test_without_a_learning_rate_nothing_changes(files, tmp_path):
     assert max(row["train/gap/largest"] for row in rows) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("shape", "devices"),
-    [
-        (MeshShape(fsdp=2), 2),
-        (MeshShape(tensor=2), 2),
-        (MeshShape(replica=2, fsdp=1, context=2), 4),
-        (MeshShape(fsdp=1, stage=2), 2),
-        (MeshShape(fsdp=2, tensor=2, context=2), 8),
-    ],
-)
+@pytest.mark.parametrize(("shape", "devices"), MESHES)
 def test_meshes_draw_and_learn_alike(files, tmp_path, shape, devices):
     results = []
     for number, (mesh, count) in enumerate(((MeshShape(), 1), (shape, devices))):

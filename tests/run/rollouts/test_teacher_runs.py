@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from judges import train_reward_model, train_student, train_teacher
-from letters import letters, write_files
+from letters import MESHES, letters, write_files
 from rich.console import Console
 
 import panax
@@ -174,16 +174,7 @@ def test_several_updates_use_the_trainers_log_probabilities_and_resume_exactly(f
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("shape", "devices"),
-    [
-        (MeshShape(fsdp=2), 2),
-        (MeshShape(tensor=2), 2),
-        (MeshShape(replica=2, fsdp=1, context=2), 4),
-        (MeshShape(fsdp=1, stage=2), 2),
-        (MeshShape(fsdp=2, tensor=2, context=2), 8),
-    ],
-)
+@pytest.mark.parametrize(("shape", "devices"), MESHES)
 @pytest.mark.parametrize("top_k", [0, 5])
 def test_meshes_distill_alike(files, teacher, tmp_path, shape, devices, top_k):
     results, objective = [], Distill() if top_k else PolicyGradient()

@@ -121,7 +121,6 @@ class RolloutBatches(StepBatches[PromptBatch]):
         with self._report.clock.measure("rollout"), self._drawing(run.state, run.state.params):
             try:
                 rollout, last = self._draw(run.step, item, following)
-                number = last.number if self._ahead is not None else item.number
             except EvaluationStopped:
                 return MadeBatches([], run.position, run.drawn)
             scored = self._scorer.add_leaves(rollout.batch, run.state)
@@ -132,7 +131,7 @@ class RolloutBatches(StepBatches[PromptBatch]):
             # Some were computed for the advantages alone.
             leaves = {name: leaves[name] for name in rollout_axes(self._prepared.task)}
         updates = split_updates(
-            leaves, epochs=settings.epochs, minibatches=settings.minibatches, seeds=[settings.seed, number]
+            leaves, epochs=settings.epochs, minibatches=settings.minibatches, seeds=[settings.seed, last.number]
         )
         return MadeBatches([self._send(update) for update in updates], last.position, last.number)
 
