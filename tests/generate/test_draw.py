@@ -71,7 +71,7 @@ def test_presence_and_frequency_penalties_are_their_definition():
     np.testing.assert_allclose(penalized, wanted, rtol=1e-6)
 
 
-def drawn_counts(logits, draws, **given):
+def drawn_counts(logits, draws, kept=0, **given):
     """How often each token is drawn, with seeds 0, 1, 2, ..."""
     row_settings = settings(draws, **given)._replace(seed=jnp.arange(draws, dtype=jnp.uint32))
     tokens = draw_tokens(
@@ -79,6 +79,7 @@ def drawn_counts(logits, draws, **given):
         row_settings,
         history(draws),
         wants_top=jnp.bool_(False),
+        kept=kept,
     ).token
     return np.bincount(np.asarray(tokens), minlength=VOCAB)
 
@@ -94,6 +95,47 @@ def p_value(counts, logits, **given):
     if wanted[-1] < 5.0:
         observed, wanted = [*observed[:-2], sum(observed[-2:])], [*wanted[:-2], sum(wanted[-2:])]
     return scipy.stats.chisquare(observed, wanted).pvalue
+
+
+@pytest.mark.parametrize(
+    "given", [{"top_k": 6}, {"top_k": 6, "top_p": 0.6, "temperature": 0.7}, {"top_p": 0.5}], ids=str
+)
+def test_the_tokens_among_which_one_is_drawn_are_returned(given):
+    """As transformers keeps them, at most as many as are recorded; with probabilities among these, from logits in float64."""
+    rows, recorded = 40, 8
+    logits = np.random.default_rng(4).normal(0.0, 1.5, (rows, VOCAB)).astype(np.float32)
+    filtered = np.asarray(filter_logits(jnp.asarray(logits), settings(rows, **given)), np.float64)
+    drawn = draw_tokens(
+        jnp.asarray(logits),
+        settings(rows, **given)._replace(seed=jnp.arange(rows, dtype=jnp.uint32)),
+        history(rows),
+        wants_top=jnp.bool_(False),
+        kept=recorded,
+    )
+    assert drawn.kept.shape == (rows, recorded) and len(set(np.asarray(drawn.kept_count).tolist())) > ("top_p" in given)
+    for row, (ids, count, token) in enumerate(zip(*map(np.asarray, (drawn.kept, drawn.kept_count, drawn.token)))):
+        order = np.argsort(-filtered[row], kind="stable")
+        wanted = [place for place in order if filtered[row, place] > -np.inf][:recorded]
+        assert ids[:count].tolist() == wanted and len(set(ids.tolist())) == recorded and token in wanted
+        expected = filtered[row, token] - np.log(np.exp(filtered[row, wanted]).sum())
+        # Two sums of exponentials in float32, of numbers below 16: each an error of a few times 16 ulps of 1.
+        np.testing.assert_allclose(drawn.sampling_log_probability[row], expected, atol=64 * np.finfo(np.float32).eps)
+
+
+@pytest.mark.full
+def test_draws_among_recorded_tokens_follow_their_distribution():
+    logits = np.random.default_rng(3).normal(0.0, 1.5, VOCAB).astype(np.float32)
+    given = {"top_k": 10, "top_p": 0.8}
+    assert p_value(drawn_counts(logits, 100_000, kept=10, **given), logits, **given) > 0.001
+
+
+def test_greedy_draws_are_the_same_with_and_without_a_record():
+    logits = jnp.asarray(np.random.default_rng(5).normal(size=(4, VOCAB)).astype(np.float32))
+    drawn = [
+        draw_tokens(logits, settings(4, temperature=0.0), history(4), wants_top=jnp.bool_(False), kept=kept)
+        for kept in (0, 3)
+    ]
+    assert np.array_equal(drawn[0].token, drawn[1].token) and not np.asarray(drawn[1].sampling_log_probability).any()
 
 
 DISTRIBUTIONS = [{}, {"temperature": 0.5}, {"top_k": 10}, {"top_p": 0.8}, {"min_p": 0.1}]

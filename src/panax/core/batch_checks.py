@@ -40,6 +40,12 @@ OLD_VALUE_LEAF = "old_value"
 RETURN_LEAF = "return"
 """Leaf with the return of each action, which its value is to estimate."""
 
+KEPT_LEAF = "kept_tokens"
+"""Leaf with the ids of tokens among which each action was drawn, the likeliest first, (batch, seq, candidate)."""
+
+KEPT_COUNT_LEAF = "kept_count"
+"""Leaf with the number of them, from the first; the ids after these could not be drawn."""
+
 EXPERTS_LEAF = "experts"
 """Leaf with the experts that each position was drawn with, of each mixture layer; -1 for any."""
 

@@ -66,6 +66,7 @@ class RolloutNeeds(NamedTuple):
         values: True if it trains values of actions, and so reads their returns.
         old_values: True if it reads the values before the first update of a rollout.
         teacher: True if it reads a teacher's most likely tokens in place of advantages.
+        kept: True if its log-probabilities are those among the tokens that the sampler kept.
     """
 
     temperature: float = 1.0
@@ -77,6 +78,7 @@ class RolloutNeeds(NamedTuple):
     values: bool = False
     old_values: bool = False
     teacher: bool = False
+    kept: bool = False
 
 
 class Evaluation(NamedTuple):
@@ -449,13 +451,14 @@ class Task(abc.ABC):
         """
         return
 
-    def log_probability_task(self, rows: int, length: int, *, temperature: float = 1.0) -> "Task":
+    def log_probability_task(self, rows: int, length: int, *, temperature: float = 1.0, kept: bool = False) -> "Task":
         """Return this task with each target's log-probability as the metric `LOG_PROBABILITIES` of evaluations, of shape
         (row, position), whole on every device; if it estimates values of actions, with these as the metric `VALUES`.
 
         Args:
             rows, length: Rows of a global batch and their positions.
             temperature: Divisor of the logits.
+            kept: The log-probabilities are those among the tokens of the batch's leaf `kept_tokens`.
 
         Raises:
             RecipeError: The task has no targets with log-probabilities.

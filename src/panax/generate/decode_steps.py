@@ -46,7 +46,7 @@ def run_decode_steps(
     nexts = NextTokens._make([rows, rows, rows, PartitionSpec()])
     arguments = model_specs(placement, model), states, nexts, rows, rows
     results = states, PartitionSpec(), PartitionSpec()
-    run = functools.partial(_run_decode_steps, steps=steps)
+    run = functools.partial(_run_decode_steps, steps=steps, kept=compiled_for.kept)
     return map_rows(run, compiled_for, arguments, results)(model, state, inputs, settings, ends)
 
 
@@ -68,8 +68,9 @@ def _run_decode_steps(
     ends: RowEnds,
     *,
     steps: int,
+    kept: int,
 ) -> tuple[EngineState, DrawnTokens, Int[Array, " rows"]]:
-    shapes = jax.eval_shape(lambda: decode_rows(model, state, inputs, settings)[1])
+    shapes = jax.eval_shape(lambda: decode_rows(model, state, inputs, settings, kept=kept)[1])
     empty = jax.tree.map(lambda leaf: jnp.zeros((steps, *leaf.shape), leaf.dtype), shapes)
     # Arrays that differ between devices from the first round on.
     empty = jax.tree.map(lambda leaf: leaf + (inputs.tokens * 0).sum().astype(leaf.dtype), empty)
@@ -81,7 +82,7 @@ def _run_decode_steps(
     def draw(progress: _Progress) -> _Progress:
         step, state, inputs, settings, room, drawn, size = progress
         active = inputs.active.astype(jnp.int32)
-        state, new = decode_rows(model, state, inputs, settings)
+        state, new = decode_rows(model, state, inputs, settings, kept=kept)
         room = room - active
         is_end = (new.token[:, None] == ends.ends).any(axis=1)
         inputs = inputs._replace(

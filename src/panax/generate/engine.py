@@ -75,6 +75,7 @@ class GenerationEngine:
         kernels: Kernels | None = None,
         drafts: int = 0,
         batching: Batching | None = None,
+        kept: int = 0,
         compiles: bool = True,
     ):
         """Reserve the caches, and compile the programs.
@@ -93,6 +94,8 @@ class GenerationEngine:
             drafts: Guess this many tokens after the last one of each row, by what followed it before, and run all of them at
                 once; those that are also drawn are kept. The tokens are the same, and a step takes longer.
             batching: Amounts of work of each round; None for the smallest.
+            kept: Draw among at most this many of the tokens that a request's settings leave, and return which with each token
+                (`GeneratedToken.kept`); 0 to draw among all, and return none.
             compiles: False if an engine with the same settings was created before in this process: its programs are not run
                 on an empty row to compile them.
 
@@ -116,11 +119,13 @@ class GenerationEngine:
             raise RecipeError(
                 f"drafts={drafts} and steps={self._batching.steps} both draw several tokens of a row at once; choose one"
             )
+        if not 0 <= kept <= model.vocab_size:
+            raise RecipeError(f"kept={kept}; expected 0, or at most the vocabulary's {model.vocab_size} tokens")
         self._limit, self._chunk = length, min(chunk, length)
         # Whole chunks, so that the padding after a prompt has room, and the guesses after the last token.
         self._length = -(-(length + drafts) // self._chunk) * self._chunk
         placement = None if placement is None or placement.mesh.size == 1 else placement
-        self._compiled_for = ProgramSettings(placement, kernels or Kernels())
+        self._compiled_for = ProgramSettings(placement, kernels or Kernels(), kept)
         self._groups = count_row_groups(placement)
         self._rows = [EngineRow() for _ in range(-(-rows // self._groups) * self._groups)]
         self._prompts = min(self._batching.prompts, self._group_rows)

@@ -164,6 +164,8 @@ def read_token(drawn: DrawnTokens, row: int | tuple[int, int], sampling: Samplin
         float(drawn.log_probability[row]),
         float(drawn.sampling_log_probability[row]),
         tuple(top),
+        tuple(drawn.kept[row].tolist()) if drawn.kept.shape[-1] else (),
+        int(drawn.kept_count[row]),
     )
 
 

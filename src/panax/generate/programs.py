@@ -138,12 +138,13 @@ def run_prompt_chunk(
     everywhere = PartitionSpec()
     chunks = PromptChunk._make([*[rows] * 7, everywhere, everywhere])
     arguments = model_specs(placement, model), states, chunks, rows
-    run = map_rows(_run_prompt_chunk, compiled_for, arguments, (states, everywhere, everywhere))
+    chunk_program = functools.partial(_run_prompt_chunk, kept=compiled_for.kept)
+    run = map_rows(chunk_program, compiled_for, arguments, (states, everywhere, everywhere))
     return run(model, state, chunk, settings)
 
 
 def _run_prompt_chunk(
-    model: IncrementalModel, state: EngineState, chunk: PromptChunk, settings: RowSettings
+    model: IncrementalModel, state: EngineState, chunk: PromptChunk, settings: RowSettings, *, kept: int
 ) -> tuple[EngineState, DrawnTokens, PromptScores]:
     (count, size), samples = chunk.tokens.shape, chunk.row.shape[1]
     before = jax.tree.map(lambda leaf: _rows_of(leaf, chunk.row[:, 0]), state)
@@ -158,7 +159,7 @@ def _run_prompt_chunk(
     rows = count * samples
     counts = jnp.zeros((rows, model.vocab_size), jnp.int32)
     history = RowHistory(repeat(chunk.in_prompt), counts, repeat(chunk.bias))
-    drawn = draw_tokens(repeat(model.logits(last)), settings, history, wants_top=chunk.wants_top)
+    drawn = draw_tokens(repeat(model.logits(last)), settings, history, wants_top=chunk.wants_top, kept=kept)
     history = history._replace(counts=history.counts.at[jnp.arange(rows), drawn.token].add(1))
 
     scores = jax.lax.cond(
@@ -203,18 +204,23 @@ def run_decode_step(
     arguments = model_specs(placement, model), states, nexts, rows
 
     def run(*inputs: Any) -> tuple[EngineState, DrawnTokens]:
-        state, drawn = decode_rows(*inputs)
+        state, drawn = decode_rows(*inputs, kept=compiled_for.kept)
         return state, gather_rows(drawn)
 
     return map_rows(run, compiled_for, arguments, (states, PartitionSpec()))(model, state, inputs, settings)
 
 
 def decode_rows(
-    model: IncrementalModel, state: EngineState, inputs: NextTokens, settings: RowSettings
+    model: IncrementalModel, state: EngineState, inputs: NextTokens, settings: RowSettings, *, kept: int
 ) -> tuple[EngineState, DrawnTokens]:
-    """Run each active row's last token, of this device's rows, and draw the one after it."""
+    """Run each active row's last token, of this device's rows, and draw the one after it.
+
+    Args:
+        kept: See `draw_tokens`.
+    """
     hidden, cache = model.extend(inputs.tokens[:, None], inputs.start, inputs.active.astype(jnp.int32), state.cache)
-    drawn = draw_tokens(model.logits(hidden[:, 0]), settings, state.history, wants_top=inputs.wants_top)
+    logits = model.logits(hidden[:, 0])
+    drawn = draw_tokens(logits, settings, state.history, wants_top=inputs.wants_top, kept=kept)
     rows = jnp.arange(inputs.tokens.shape[0])
     counts = state.history.counts.at[rows, drawn.token].add(inputs.active.astype(jnp.int32))
     return EngineState(cache, state.history._replace(counts=counts)), drawn
@@ -238,12 +244,13 @@ def run_draft_step(
     rows, states = row_spec(placement), state_specs(model, placement)
     drafted = DraftedTokens._make([rows, rows, rows, PartitionSpec()])
     arguments = model_specs(placement, model), states, drafted, rows
-    run = map_rows(_run_draft_step, compiled_for, arguments, (states, PartitionSpec()))
+    step = functools.partial(_run_draft_step, kept=compiled_for.kept)
+    run = map_rows(step, compiled_for, arguments, (states, PartitionSpec()))
     return run(model, state, inputs, settings)
 
 
 def _run_draft_step(
-    model: IncrementalModel, state: EngineState, inputs: DraftedTokens, settings: RowSettings
+    model: IncrementalModel, state: EngineState, inputs: DraftedTokens, settings: RowSettings, *, kept: int
 ) -> tuple[EngineState, DrawnTokens]:
     hidden, cache = model.extend(inputs.tokens, inputs.start, inputs.size, state.cache)
     rows = jnp.arange(inputs.tokens.shape[0])
@@ -255,7 +262,8 @@ def _run_draft_step(
         # Logits of one place at a time: a vocabulary may be large.
         logits = model.logits(jax.lax.dynamic_index_in_dim(hidden, place, axis=1, keepdims=False))
         here = settings._replace(drawn_before=settings.drawn_before + place)
-        drawn = draw_tokens(logits, here, state.history._replace(counts=counts), wants_top=inputs.wants_top)
+        history = state.history._replace(counts=counts)
+        drawn = draw_tokens(logits, here, history, wants_top=inputs.wants_top, kept=kept)
         counts = counts.at[rows, drawn.token].add(is_valid.astype(jnp.int32))
         following = jnp.take(inputs.tokens, jnp.minimum(place + 1, inputs.tokens.shape[1] - 1), axis=1)
         return (counts, is_valid & (place + 1 < inputs.size) & (drawn.token == following)), drawn

@@ -47,12 +47,16 @@ class GeneratedToken:
         log_probability: By the model, before any setting of `Sampling` applies.
         sampling_log_probability: Under the distribution that it was drawn from; 0 at temperature 0, and for a scored one.
         top: The most likely tokens with their log-probabilities by the model, as many as requested.
+        kept: Distinct ids, the likeliest first, if the engine records those among which a token is drawn.
+        kept_count: Number of them, from the first, among which it was drawn.
     """
 
     token: int
     log_probability: float
     sampling_log_probability: float
     top: tuple[tuple[int, float], ...] = ()
+    kept: tuple[int, ...] = ()
+    kept_count: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

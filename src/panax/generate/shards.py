@@ -24,10 +24,12 @@ class ProgramSettings(NamedTuple):
     Attributes:
         placement: The mesh, and the sharding rules for generation; None for one device.
         kernels: The kernels that the recipe names.
+        kept: Maximum number of tokens among which each one is drawn, if they are recorded; 0 if not.
     """
 
     placement: Placement | None = None
     kernels: Kernels = Kernels()
+    kept: int = 0
 
 
 def count_row_groups(placement: Placement | None) -> int:

@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import xxhash
 from jaxtyping import Bool, Int
 
-from ..generate import Completion
+from ..generate import Completion, GeneratedToken
 
 
 class ReplyTokens(NamedTuple):
@@ -73,6 +73,8 @@ class SampledAnswer:
         experts: See `Completion.experts`; of each turn, those of its own draw.
         replies: Tokens of the environment, between the turns.
         episode: None for an answer without an environment.
+        kept: The ids among which each action was drawn, if they are recorded: see `GeneratedToken.kept`.
+        kept_counts: The number of these.
     """
 
     prompt: tuple[int, ...]
@@ -84,19 +86,19 @@ class SampledAnswer:
     experts: Int[np.ndarray, "position layer active"] | None = dataclasses.field(default=None, compare=False)
     replies: tuple[ReplyTokens, ...] = ()
     episode: Episode | None = None
+    kept: tuple[tuple[int, ...], ...] = ()
+    kept_counts: tuple[int, ...] = ()
 
     @classmethod
     def from_completion(cls, prompt: tuple[int, ...], group: int, completion: Completion) -> "SampledAnswer":
         """Return an answer from what an engine returned for a request."""
-        drawn = completion.actions
         return cls(
             prompt,
             group,
-            tuple(token.token for token in drawn),
-            tuple(token.sampling_log_probability for token in drawn),
-            completion.text,
-            completion.finish == "length",
-            completion.experts,
+            text=completion.text,
+            is_truncated=completion.finish == "length",
+            experts=completion.experts,
+            **read_actions(completion.actions),
         )
 
     @property
@@ -128,6 +130,26 @@ class SampledAnswer:
     def digest(self) -> str:
         """Return a hash of the prompt's and the answer's tokens."""
         return hash_tokens(self.prompt, self.tokens)
+
+
+class ActionFields(TypedDict):
+    """What an answer keeps of its drawn tokens."""
+
+    actions: tuple[int, ...]
+    log_probabilities: tuple[float, ...]
+    kept: tuple[tuple[int, ...], ...]
+    kept_counts: tuple[int, ...]
+
+
+def read_actions(drawn: Sequence[GeneratedToken]) -> ActionFields:
+    """Return the fields of a `SampledAnswer` that describe its actions."""
+    recorded = [token for token in drawn if token.kept]
+    return {
+        "actions": tuple(token.token for token in drawn),
+        "log_probabilities": tuple(token.sampling_log_probability for token in drawn),
+        "kept": tuple(token.kept for token in recorded),
+        "kept_counts": tuple(token.kept_count for token in recorded),
+    }
 
 
 def hash_tokens(prompt: Sequence[int], tokens: Sequence[int]) -> str:

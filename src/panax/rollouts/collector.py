@@ -163,7 +163,7 @@ class Collector:
             baseline=settings.baseline,
             scale=settings.scale,
         )
-        batch = make_rows(answers, result.values.astype(np.float32), counted, settings.length)
+        batch = make_rows(answers, result.values.astype(np.float32), counted, settings.length, settings.kept)
         metrics = {
             **self._describe(answers, [verdicts[row] for row in rows], values, counted),
             "seconds/draw": sum(part.seconds[0] for part in parts),

@@ -66,6 +66,8 @@ def _to_fields(answer: SampledAnswer) -> dict[str, Any]:
         "is_truncated": answer.is_truncated,
         "replies": [[reply.place, list(reply.tokens)] for reply in answer.replies],
         "episode": None if answer.episode is None else dataclasses.asdict(answer.episode),
+        "kept": [list(tokens) for tokens in answer.kept],
+        "kept_counts": list(answer.kept_counts),
     }
 
 
@@ -81,4 +83,6 @@ def _from_fields(fields: Mapping[str, Any]) -> SampledAnswer:
         None,
         tuple(ReplyTokens(int(place), tuple(int(token) for token in tokens)) for place, tokens in fields["replies"]),
         None if episode is None else Episode(**{**episode, "messages": tuple(episode["messages"])}),
+        tuple(tuple(int(token) for token in tokens) for tokens in fields.get("kept", ())),
+        tuple(int(count) for count in fields.get("kept_counts", ())),
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.errors import RecipeError
 from ..generate import Completion, GeneratedToken, GenerationEngine, GenerationRequest, Sampling
-from .answers import Episode, ReplyTokens, SampledAnswer, hash_tokens
+from .answers import Episode, ReplyTokens, SampledAnswer, hash_tokens, read_actions
 from .draws import draw_answers
 from .environments.turns import AskedTurn, Message, TurnReply
 from .prompts import Record
@@ -193,11 +193,10 @@ class _OpenEpisode:
         return SampledAnswer(
             self.prompt,
             self.group,
-            tuple(token.token for token in self.actions),
-            tuple(token.sampling_log_probability for token in self.actions),
-            self.text,
-            self.is_truncated,
-            np.concatenate(self.experts) if self.experts else None,
-            tuple(self.replies),
-            episode,
+            text=self.text,
+            is_truncated=self.is_truncated,
+            experts=np.concatenate(self.experts) if self.experts else None,
+            replies=tuple(self.replies),
+            episode=episode,
+            **read_actions(self.actions),
         )

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ..core import Task
-from ..core.batch_checks import EXPERTS_LEAF
+from ..core.batch_checks import EXPERTS_LEAF, KEPT_COUNT_LEAF, KEPT_LEAF
 from ..core.errors import DataError, RecipeError
 from ..core.sanitize import make_printable
 from ..core.validation import Validated
@@ -50,6 +50,10 @@ class RolloutData(Validated):
         tokens: Maximum number of tokens of an answer; with an environment, of one turn.
         prompt_tokens: Maximum number of tokens of a prompt.
         temperature: Divisor of the logits, for the draws and in the loss.
+        top_k: Draw among the k most likely tokens; 0: among all. The tokens among which each action was drawn are recorded, and
+            the loss is of the probabilities among these: see `PolicyGradient.replay_sampling`.
+        top_p: Draw among the most likely of these, as many as have this probability together; 1: all. It needs a `top_k`, the
+            maximum number of tokens that are recorded.
         overlong: Number of last tokens, of `tokens`, in which an answer loses reward: from 0 at the first of them to 1 at the
             last (DAPO, arXiv:2503.14476, equation 13); 0 for no penalty. With an environment, of `environment.tokens`, of
             which the replies take a part.
@@ -85,6 +89,8 @@ class RolloutData(Validated):
     tokens: int = 128
     prompt_tokens: int = 128
     temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
     overlong: int = 0
     stop_ids: tuple[int, ...] = ()
     chat: bool = False
@@ -107,12 +113,19 @@ class RolloutData(Validated):
     def __post_init__(self) -> None:
         for name, least in (
             ("batch_size", 1), ("samples", 1), ("tokens", 1), ("prompt_tokens", 1), ("processes", 1), ("rows", 1),
-            ("max_bad_records", 0), ("overlong", 0), ("refills", 0), ("epochs", 1), ("minibatches", 1),
+            ("max_bad_records", 0), ("overlong", 0), ("refills", 0), ("epochs", 1), ("minibatches", 1), ("top_k", 0),
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise RecipeError(f"data.{name}={getattr(self, name)}; expected {least} or more")
         if not self.temperature > 0.0:
             raise RecipeError(f"data.temperature={self.temperature}; expected a positive number: answers are drawn")
+        if not 0.0 < self.top_p <= 1.0:
+            raise RecipeError(f"data.top_p={self.top_p}; expected a probability above 0, at most 1")
+        if self.top_p < 1.0 and not self.top_k:
+            raise RecipeError(
+                f"data.top_p={self.top_p} needs data.top_k, the maximum number of tokens that are kept and recorded of each "
+                f"action; set it, such as to 64"
+            )
         if self.environment is not None and self.environment.tokens < self.tokens:
             raise RecipeError(
                 f"data.environment.tokens={self.environment.tokens} are those of all turns and replies; expected at least "
@@ -200,13 +213,25 @@ class RolloutData(Validated):
         return self.epochs * self.minibatches
 
     @property
+    def kept(self) -> int:
+        """Return the number of tokens that are recorded of each action; 0 for none."""
+        distills = self.teacher is not None and self.teacher.top_k > 0
+        return 0 if distills else self.top_k
+
+    @property
     def shapes(self) -> int:
         """Return the maximum number of different shapes of the batches that a step takes."""
         return MAX_SHAPES if self.packing else 1
 
     def sampling(self) -> Sampling:
         """Return the settings of draws."""
-        return Sampling(tokens=self.tokens, temperature=self.temperature, stop_ids=self.stop_ids)
+        return Sampling(
+            tokens=self.tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            stop_ids=self.stop_ids,
+        )
 
     def greedy_sampling(self) -> Sampling:
         """Return the settings of evaluations."""
@@ -217,9 +242,10 @@ class RolloutData(Validated):
         shape = (self.num_answers // self.minibatches, self.length)
         needs = task.rollout_needs
         record = () if needs is None or needs.experts is None else needs.experts
-        integral = {*ID_LEAVES, EXPERTS_LEAF, TEACHER_LEAVES[0]}
+        integral = {*ID_LEAVES, EXPERTS_LEAF, KEPT_LEAF, KEPT_COUNT_LEAF, TEACHER_LEAVES[0]}
         further = {
             EXPERTS_LEAF: record,
+            KEPT_LEAF: (self.kept,),
             **dict.fromkeys(TEACHER_LEAVES, (0 if self.teacher is None else self.teacher.top_k,)),
         }
         return {

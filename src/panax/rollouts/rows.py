@@ -10,6 +10,8 @@ from ..core.batch_checks import (
     ADVANTAGE_LEAF,
     BEHAVIOR_LEAF,
     EXPERTS_LEAF,
+    KEPT_COUNT_LEAF,
+    KEPT_LEAF,
     MASK_LEAF,
     OLD_LEAF,
     OLD_VALUE_LEAF,
@@ -31,6 +33,9 @@ TEXT_AXES: Mapping[str, Axes] = dict.fromkeys(("tokens", "segment", "position", 
 
 TEACHER_AXES: Axes = ("batch", "seq", "candidate")
 
+KEPT_AXES: Mapping[str, Axes] = {KEPT_LEAF: ("batch", "seq", "candidate"), KEPT_COUNT_LEAF: ("batch", "seq")}
+"""Leaves of the tokens among which actions were drawn, if the loss is of the probabilities among these."""
+
 EXPERTS_AXES: Axes = ("batch", "seq", None, None)
 
 
@@ -51,7 +56,11 @@ def rollout_axes(task: Task) -> dict[str, Axes]:
             if reads
         ]
     )
-    axes = {**AXES, **dict.fromkeys(further, ("batch", "seq"))}
+    axes = {
+        **AXES,
+        **dict.fromkeys(further, ("batch", "seq")),
+        **(KEPT_AXES if needs is not None and needs.kept else {}),
+    }
     if needs is not None and needs.teacher:
         read = {name: axes[name] for name in (*ID_LEAVES, MASK_LEAF)}
         return {**read, **dict.fromkeys(TEACHER_LEAVES, TEACHER_AXES)}
@@ -86,14 +95,17 @@ def make_rows(
     advantages: Float[np.ndarray, " answers"],
     counted: Bool[np.ndarray, " answers"],
     length: int,
+    kept: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Return the leaves of a batch, (answers, length); if experts were recorded, also (answers, length, layer, active).
+    """Return the leaves of a batch, (answers, length); if experts were recorded, also (answers, length, layer, active), and if
+    kept tokens were, (answers, length, candidate).
 
     The loss mask is 1 where an action is the target, and 0 at tokens of an environment. Answers that are not counted have
     none.
 
     Args:
         length: Positions of a row, at least those of each prompt and its answer but one.
+        kept: Number of tokens that are recorded of each action; 0 for none.
     """
     rows = {name: np.zeros((len(answers), length), np.int32 if name in ID_LEAVES else np.float32) for name in LEAVES}
     for row, answer in enumerate(answers):
@@ -105,12 +117,30 @@ def make_rows(
             rows[MASK_LEAF][row, drawn] = 1.0
             rows[ADVANTAGE_LEAF][row, drawn] = advantages[row]
             rows[BEHAVIOR_LEAF][row, drawn] = answer.log_probabilities
+    if kept:
+        rows |= _make_kept_rows(answers, counted, (length, kept))
     recorded = [answer.experts for answer in answers if answer.experts is not None]
     if recorded:
         rows[EXPERTS_LEAF] = np.full((len(answers), length, *recorded[0].shape[1:]), -1, np.int32)
         for row, experts in enumerate(recorded):
             rows[EXPERTS_LEAF][row, : len(experts)] = experts
     return rows
+
+
+def _make_kept_rows(
+    answers: Sequence[SampledAnswer], counted: Bool[np.ndarray, " answers"], shape: tuple[int, int]
+) -> dict[str, np.ndarray]:
+    """Return the leaves of `KEPT_AXES`; 0 but at actions.
+
+    Args:
+        shape: Positions of a row, and ids of each.
+    """
+    kept, counts = np.zeros((len(answers), *shape), np.int32), np.zeros((len(answers), shape[0]), np.int32)
+    for row, answer in enumerate(answers):
+        if counted[row]:
+            drawn = len(answer.prompt) - 1 + np.flatnonzero(answer.is_action)
+            kept[row, drawn], counts[row, drawn] = answer.kept, answer.kept_counts
+    return {KEPT_LEAF: kept, KEPT_COUNT_LEAF: counts}
 
 
 def make_text_rows(answers: Sequence[SampledAnswer], length: int) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pairs
 
-from panax.core.batch_checks import OLD_VALUE_LEAF, RETURN_LEAF
+from panax.core.batch_checks import KEPT_COUNT_LEAF, KEPT_LEAF, OLD_VALUE_LEAF, RETURN_LEAF
 from panax.core.measures import total_loss
 from panax.kernels import CrossEntropySettings
 from panax.models import DecoderObjective, PolicyGradient
@@ -40,8 +40,27 @@ def batch(*leaves: str, seed: int = 0, length: int = pairs.LENGTH) -> dict[str, 
         made[name] = np.where(made["loss_mask"] > 0, drawn, 7.0).astype(np.float32)
     for name in (RETURN_LEAF, OLD_VALUE_LEAF):
         made[name] = np.where(made["loss_mask"] > 0, rng.normal(size=made["tokens"].shape), 7.0).astype(np.float32)
+    if KEPT_LEAF in leaves:
+        made |= draw_kept(made, rng)
     others = {OLD_LEAF, REFERENCE_LEAF, RETURN_LEAF, OLD_VALUE_LEAF} - set(leaves)
     return {name: leaf for name, leaf in made.items() if name not in others}
+
+
+def draw_kept(made: dict[str, np.ndarray], rng: np.random.Generator, candidates: int = 5) -> dict[str, np.ndarray]:
+    """Five ids of each position, of which one to five were kept, the target among them."""
+    shape, counted = made["targets"].shape, made["loss_mask"] > 0
+    kept = np.argsort(rng.random((*shape, pairs.MODEL.vocab_size)), axis=-1)[..., :candidates].astype(np.int32)
+    size = rng.integers(1, candidates + 1, shape).astype(np.int32)
+    place = (rng.integers(0, candidates, shape) % size)[..., None]
+    holds = (kept == made["targets"][..., None]).any(axis=-1, keepdims=True)
+    # A target that is among the ids already, by chance, is swapped to its place.
+    old = np.take_along_axis(kept, place, axis=-1)
+    kept = np.where(holds & (kept == made["targets"][..., None]), old, kept)
+    np.put_along_axis(kept, place, made["targets"][..., None].astype(np.int32), axis=-1)
+    return {
+        KEPT_LEAF: np.where(counted[..., None], kept, 0),
+        KEPT_COUNT_LEAF: np.where(counted, size, 0),
+    }
 
 
 def batch_for(objective: DecoderObjective, **settings: Any) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ import sampled_answers
 import torch
 
 from panax.core import DataError, RecipeError
-from panax.core.batch_checks import check_ranges
+from panax.core.batch_checks import KEPT_COUNT_LEAF, KEPT_LEAF, check_ranges
 from panax.models import DecoderTask, PolicyGradient
 from panax.models.objectives.policy_gradient import ADVANTAGE_LEAF, BEHAVIOR_LEAF, OLD_LEAF
 from panax.models.objectives.preference import REFERENCE_LEAF
@@ -31,6 +31,7 @@ OBJECTIVES: dict[str, PolicyGradient] = {
     ),
     "one update": PolicyGradient(loss="grpo", kl_weight=0.1),
     "warm": PolicyGradient(temperature=0.7, **CLIPPED),
+    "kept": PolicyGradient(temperature=0.7, kl_weight=0.1, replay_sampling=True, **CLIPPED),
 }
 
 
@@ -55,6 +56,14 @@ def action_loss(objective: PolicyGradient, r: Any, a: Any, log: Any) -> Any:
     )
 
 
+def mask_others(logits: Any, leaf: dict[str, Any]) -> Any:
+    """The logits of the kept tokens of each action, and -inf for others."""
+    kept = torch.zeros_like(logits, dtype=torch.bool)
+    for place, (ids, count) in enumerate(zip(leaf[KEPT_LEAF].long(), leaf[KEPT_COUNT_LEAF].long(), strict=True)):
+        kept[place, ids[:count]] = True
+    return torch.where(kept, logits, -torch.inf)
+
+
 def defined(
     objective: PolicyGradient, host: dict[str, np.ndarray], logits: np.ndarray, soft_cap: float | None = None
 ) -> tuple[float, np.ndarray]:
@@ -66,7 +75,10 @@ def defined(
     answers = sampled_answers.find_answers(host)
     for row, places in answers:
         leaf = {name: torch.tensor(host[name][row, places], dtype=torch.float64) for name in objective.leaf_axes}
-        log = all_log[row, places].gather(-1, torch.tensor(host["targets"][row, places]).long()[:, None])[:, 0]
+        of_answer = all_log[row, places]
+        if objective.replay_sampling:
+            of_answer = torch.log_softmax(mask_others(bounded[row, places] / objective.temperature, leaf), dim=-1)
+        log = of_answer.gather(-1, torch.tensor(host["targets"][row, places]).long()[:, None])[:, 0]
         old = leaf.get(OLD_LEAF, log.detach())
         r = (log - old).exp() if objective.ratio == "token" else (log - old).mean().exp().expand(len(places))
         terms = action_loss(objective, r, leaf[ADVANTAGE_LEAF], log) * weigh_sampling(

@@ -33,6 +33,9 @@ OBJECTIVES = {
 TASKS = {
     **{name: DecoderTask(model=pairs.MODEL, objective=objective) for name, objective in OBJECTIVES.items()},
     "experts": DecoderTask(model=EXPERTS, objective=OBJECTIVES["sequence"]),
+    "kept": DecoderTask(
+        model=pairs.MODEL, objective=PolicyGradient(several_updates=True, temperature=0.7, replay_sampling=True)
+    ),
     "replay": DecoderTask(
         model=EXPERTS, objective=PolicyGradient(several_updates=True, temperature=0.7, replay_experts=True)
     ),
@@ -66,6 +69,8 @@ def test_trains_like_one_device_where_rows_and_words_are_split() -> None:
         ("token", {"context": 2, "tensor": 2, "fsdp": 2}),
         ("sequence", {"stage": 2, "context": 2}),
         ("experts", {"expert": 2, "context": 2}),
+        ("kept", {"context": 2, "tensor": 2}),
+        ("kept", {"stage": 2, "fsdp": 2}),
         ("replay", {"expert": 2, "context": 2}),
         ("replay", {"tensor": 2, "fsdp": 2}),
         ("replay", {"stage": 2, "context": 2}),

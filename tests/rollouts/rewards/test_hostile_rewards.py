@@ -10,7 +10,7 @@ import sick_rewards
 
 from panax.rollouts import Reward, RewardPool, Verdict
 
-LIMIT = "gave no result within 1 seconds; its process was killed, and another takes its place"
+LIMIT = "gave no result within 2 seconds; its process was killed, and another takes its place"
 FAILURES = {
     "raises": r"raised ValueError: no number in it \(sick_rewards\.py, line \d+\)",
     "raises without a message": r"raised KeyError \(",
@@ -60,7 +60,7 @@ VALUES = {
 @pytest.fixture(scope="module")
 def pool():
     with RewardPool(
-        [Reward(function=sick_rewards.misbehave, seconds=1.0), Reward(function=sick_rewards.length)],
+        [Reward(function=sick_rewards.misbehave, seconds=2.0), Reward(function=sick_rewards.length)],
         2,
         memory_bytes=1 << 28,
     ) as pool:

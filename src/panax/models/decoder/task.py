@@ -200,9 +200,11 @@ class DecoderTask(Validated, StagedTask):
     def check_rollouts(self) -> None:
         check_draws_as_trained(self.model)
 
-    def log_probability_task(self, rows: int, length: int, *, temperature: float = 1.0) -> "DecoderTask":
+    def log_probability_task(
+        self, rows: int, length: int, *, temperature: float = 1.0, kept: bool = False
+    ) -> "DecoderTask":
         values = self.objective.estimates_values
-        objective = TargetLogProbabilities(rows=rows, length=length, temperature=temperature, values=values)
+        objective = TargetLogProbabilities(rows=rows, length=length, temperature=temperature, values=values, kept=kept)
         return dataclasses.replace(self, objective=objective)
 
     def top_log_probability_task(self, rows: int, length: int, *, top_k: int, temperature: float) -> "DecoderTask":

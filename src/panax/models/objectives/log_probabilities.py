@@ -7,14 +7,14 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from ...core import Batch, Loss, Sum
-from ...core.batch_checks import MASK_LEAF
+from ...core import Axes, Batch, Loss, Sum
+from ...core.batch_checks import KEPT_LEAF, MASK_LEAF
 from ...core.layout.layout import axis_size
 from ...core.measures import Losses, Metrics
 from ...core.task import LOG_PROBABILITIES, VALUES
 from ...parallel.context import sequence_positions
 from ...spmd import ValueState, assert_sharding, token_axes
-from .objective import DecoderObjective, VocabularyHead
+from .objective import KEPT_AXES, DecoderObjective, VocabularyHead, target_log_probabilities
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,10 +52,12 @@ class TargetLogProbabilities(PositionEvaluation):
     Attributes:
         temperature: Divisor of the logits; the loss is the cross-entropy at it.
         values: True if the decoder has a value head, to evaluate its values too.
+        kept: True for log-probabilities among the tokens that the sampler kept, which come with the batch.
     """
 
     temperature: float = 1.0
     values: bool = False
+    kept: bool = False
 
     reads_pairs: ClassVar[bool] = True
 
@@ -63,9 +65,23 @@ class TargetLogProbabilities(PositionEvaluation):
     def estimates_values(self) -> bool:
         return self.values
 
+    @property
+    def required_leaves(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return DecoderObjective.required_leaves | set(self.leaf_axes)
+
+    @property
+    def leaf_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return KEPT_AXES if self.kept else {}
+
+    @property
+    def id_leaves(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return frozenset({KEPT_LEAF}) if self.kept else frozenset()
+
+    def targets(self, batch: Batch) -> Mapping[str, Array]:
+        return {**super().targets(batch), **{name: batch[name] for name in self.leaf_axes}}
+
     def compute(self, head: VocabularyHead, targets: Mapping[str, Array], train: bool) -> tuple[Losses, Metrics]:
-        mask = targets[MASK_LEAF]
-        values = head.log_probabilities(targets["targets"], mask, temperature=self.temperature)
+        values, mask = target_log_probabilities(head, targets, self.temperature), targets[MASK_LEAF]
         losses = {"cross_entropy": Loss(-(values * mask).sum(), mask.sum())}
         metrics = {LOG_PROBABILITIES: self.spread(values, targets["place"])}
         if self.values:

@@ -10,18 +10,35 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ...core import Axes, Batch
-from ...core.batch_checks import MASK_LEAF, LeafRange
+from ...core.batch_checks import KEPT_COUNT_LEAF, KEPT_LEAF, MASK_LEAF, LeafRange
 from ...core.measures import Losses, Metrics
 from ...core.monitors import MetricMonitor
 from ...core.task import RolloutNeeds
 from ...kernels import CrossEntropySettings
+from ...kernels.attention.mask import MASKED
+from ...kernels.kept_tokens import kept_log_softmax
 from ...layers import TokenLoss, TokenTops, TopTokens, token_log_probabilities, token_loss, token_top_log_probabilities
 from ..value_head import ValueHead
 
 EXPERTS_AXES: Axes = ("batch", "seq", None, None)
+
+KEPT_AXES: Mapping[str, Axes] = {KEPT_LEAF: ("batch", "seq", "candidate"), KEPT_COUNT_LEAF: ("batch", "seq")}
+
+
+class KeptTokens(NamedTuple):
+    """The tokens among which each target was drawn.
+
+    Attributes:
+        ids: Distinct ids.
+        size: The first `size` of them were kept.
+    """
+
+    ids: Int[Array, "batch seq candidate"]
+    size: Int[Array, "batch seq"]
 
 
 class VocabularyHead(NamedTuple):
@@ -73,10 +90,38 @@ class VocabularyHead(NamedTuple):
         given = TopTokens(ids, targets, mask)
         return token_top_log_probabilities(self.hidden, self.table, given, self.settings, temperature=temperature)
 
+    def kept_log_probabilities(
+        self,
+        kept: KeptTokens,
+        targets: Int[Array, "batch seq"],
+        mask: Float[Array, "batch seq"],
+        *,
+        temperature: float,
+    ) -> Float[Array, "batch seq"]:
+        """Compute the log-probability of each target among the tokens that its sampler kept; 0 if its mask is 0.
+
+        A target that is not among them has -1e30.
+        """
+        among_all = self.top_log_probabilities(kept.ids, targets, mask, temperature=temperature).top
+        among_kept = kept_log_softmax(among_all, jnp.maximum(kept.size, 1))
+        chosen = jnp.where(kept.ids == targets[..., None], among_kept, MASKED).max(axis=-1)
+        return jnp.where(mask != 0, chosen, 0.0)
+
     def values(self) -> Float[Array, "batch seq"]:
         """Compute the value of each position, in float32."""
         assert self.value_head is not None
         return self.value_head(self.hidden)
+
+
+def target_log_probabilities(
+    head: VocabularyHead, targets: Mapping[str, Array], temperature: float
+) -> Float[Array, "batch seq"]:
+    """Compute the log-probability of each target; among the tokens that its sampler kept, if these are given."""
+    ids, mask = targets["targets"], targets[MASK_LEAF]
+    if KEPT_LEAF not in targets:
+        return head.log_probabilities(ids, mask, temperature=temperature)
+    kept = KeptTokens(targets[KEPT_LEAF], targets[KEPT_COUNT_LEAF])
+    return head.kept_log_probabilities(kept, ids, mask, temperature=temperature)
 
 
 class DecoderObjective(abc.ABC):

@@ -14,6 +14,8 @@ from ...core.batch_checks import (
     ADVANTAGE_LEAF,
     BEHAVIOR_LEAF,
     EXPERTS_LEAF,
+    KEPT_COUNT_LEAF,
+    KEPT_LEAF,
     MASK_LEAF,
     OLD_LEAF,
     OLD_VALUE_LEAF,
@@ -26,7 +28,7 @@ from ...core.measures import NO_FAULT, DataChecks, Losses, Maximum, Metrics
 from ...core.task import RolloutNeeds
 from ...core.validation import Validated
 from .answer_order import number_targets
-from .objective import EXPERTS_AXES, DecoderObjective, VocabularyHead
+from .objective import EXPERTS_AXES, KEPT_AXES, DecoderObjective, VocabularyHead, target_log_probabilities
 from .policy_losses import (
     POLICY_LOSSES,
     ActionLoss,
@@ -101,6 +103,9 @@ class PolicyGradient(Validated, DecoderObjective):
         replay_experts: Of a mixture of experts: use the experts that each token was drawn with, from the leaf `experts`, also
             if the router would choose others now. Their weights are of the router's current scores, so that it has gradients
             (arXiv:2510.11370).
+        replay_sampling: Log-probabilities are those among the tokens that the sampler kept (top-k, top-p), from the leaves
+            `kept_tokens` and `kept_count`: the distribution that an action was drawn from, by the current parameters
+            (arXiv:2512.02556). So are those of a reference model and a teacher.
         value_weight: Weight of the loss of a value head, the mean over all actions of half of the squared error (PPO,
             arXiv:1707.06347). The decoder then has a value for each position, and `return` is read; 0 for no values.
         value_clip: Largest difference of a value from that before the first update, `old_value`, up to which its error counts
@@ -121,6 +126,7 @@ class PolicyGradient(Validated, DecoderObjective):
     correction_cap: float = 3.0
     temperature: float = 1.0
     replay_experts: bool = False
+    replay_sampling: bool = False
     value_weight: float = 0.0
     value_clip: float | None = 0.2
 
@@ -177,8 +183,12 @@ class PolicyGradient(Validated, DecoderObjective):
 
     @property
     def leaf_axes(self) -> Mapping[str, Axes]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        axes = dict.fromkeys(self.leaf_ranges, _AXES)
+        axes = {**dict.fromkeys(self.leaf_ranges, _AXES), **(KEPT_AXES if self.replay_sampling else {})}
         return {**axes, EXPERTS_LEAF: EXPERTS_AXES} if self.replay_experts else axes
+
+    @property
+    def id_leaves(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return frozenset({KEPT_LEAF}) if self.replay_sampling else frozenset()
 
     @property
     def replays_experts(self) -> bool:
@@ -196,6 +206,9 @@ class PolicyGradient(Validated, DecoderObjective):
             ranges[RETURN_LEAF] = LeafRange(counted_by=MASK_LEAF, advice="give each action a finite return")
         if self._clips_values:
             ranges[OLD_VALUE_LEAF] = LeafRange(counted_by=MASK_LEAF, advice="evaluate the values of the trainer")
+        if self.replay_sampling:
+            advice = "store the number of tokens among which an action was drawn (`GeneratedToken.kept_count`)"
+            ranges[KEPT_COUNT_LEAF] = LeafRange(1, integral=True, counted_by=MASK_LEAF, advice=advice)
         if self.replay_experts:
             # The task knows how many there are.
             ranges[EXPERTS_LEAF] = LeafRange(-1, integral=True)
@@ -210,6 +223,7 @@ class PolicyGradient(Validated, DecoderObjective):
             self.max_answer,
             values=self.estimates_values,
             old_values=self._clips_values,
+            kept=self.replay_sampling,
         )
 
     @property
@@ -231,6 +245,8 @@ class PolicyGradient(Validated, DecoderObjective):
             REFERENCE_LEAF: "evaluate the reference model on the rollout, or set kl_weight=0",
             RETURN_LEAF: "estimate it from rewards and values (panax.rollouts.Gae), or set value_weight=0",
             OLD_VALUE_LEAF: "evaluate it by the trainer before the first update of a rollout, or set value_clip=None",
+            KEPT_LEAF: "store the tokens among which each action was drawn (`GeneratedToken.kept`), or set replay_sampling=False",
+            KEPT_COUNT_LEAF: "store their number (`GeneratedToken.kept_count`), or set replay_sampling=False",
             EXPERTS_LEAF: "store the experts of each position (`Completion.experts`), or set replay_experts=False",
         }
         return {name: advice[name] for name in self.leaf_axes}
@@ -264,7 +280,7 @@ class PolicyGradient(Validated, DecoderObjective):
     def compute(self, head: VocabularyHead, targets: Mapping[str, Array], train: bool) -> tuple[Losses, Metrics]:
         mask, slot, first = targets[MASK_LEAF], targets["slot"], targets["first"]
         counted = mask != 0
-        current = head.log_probabilities(targets["targets"], mask, temperature=self.temperature)
+        current = target_log_probabilities(head, targets, self.temperature)
         constant = jax.lax.stop_gradient(current)
         old = _read(targets[OLD_LEAF], counted) if self.several_updates else constant
         gap = jnp.where(counted, old - _read(targets[BEHAVIOR_LEAF], counted), 0.0)
@@ -317,6 +333,8 @@ class PolicyGradient(Validated, DecoderObjective):
             "tokens": Sum(actions),
             "answer_faults": _check_answers(jax.lax.stop_gradient(sums), mask, targets["stray"]),
         }
+        if self.replay_sampling:
+            metrics["kept_faults"] = _check_kept(targets)
         return losses, metrics
 
     def _find_clipped(self, ratio: Array, advantage: Array) -> Mapping[str, Bool[Array, "batch seq"]]:
@@ -339,6 +357,16 @@ def _read(leaf: Float[Array, "batch seq"], counted: Bool[Array, "batch seq"]) ->
 def _flatten_rows(batch: Batch) -> Batch:
     """Return the leaves that number targets, with all micro-batches' rows as one axis."""
     return {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in (MASK_LEAF, "position")}
+
+
+def _check_kept(targets: Mapping[str, Array]) -> DataChecks:
+    """Check that each action is among the tokens that its sampler kept."""
+    ids, kept, count = targets["targets"], targets[KEPT_LEAF], targets[KEPT_COUNT_LEAF]
+    places = jnp.arange(kept.shape[-1]).reshape(1, 1, -1)
+    is_kept = ((kept == ids[..., None]) & (places < count[..., None])).any(axis=-1)
+    worst = jnp.where((targets[MASK_LEAF] != 0) & ~is_kept, ids.astype(jnp.float32), NO_FAULT).max()
+    check = "an action is not among the tokens that its sampler kept, so that it could not be drawn; expected `kept_tokens` and "
+    return DataChecks(worst[None], (f"{check}`kept_count` of the same draw. Its token: ",))
 
 
 def _check_answers(

@@ -13,7 +13,7 @@ from ...core.errors import RecipeError
 from ...core.task import LOG_PROBABILITIES, VALUES
 from ...job.heartbeat import heartbeat
 from ...rollouts.packing import SEGMENT, AnswerPlaces, count_positions
-from ...rollouts.rows import AXES, EXPERTS_AXES
+from ...rollouts.rows import AXES, EXPERTS_AXES, KEPT_AXES
 from ...train import CompiledStep
 from ..folder.initial_state import init_state
 from ..opened_data import LogFn
@@ -99,8 +99,9 @@ class ActionScorer:
             experiment = dataclasses.replace(
                 prepared.experiment, step=dataclasses.replace(prepared.experiment.step, ema_decay=None)
             )
-            task = prepared.task.log_probability_task(*shape, temperature=needs.temperature)
-            axes = AXES if needs.experts is None else {**AXES, EXPERTS_LEAF: EXPERTS_AXES}
+            task = prepared.task.log_probability_task(*shape, temperature=needs.temperature, kept=needs.kept)
+            axes = {**AXES, **(KEPT_AXES if needs.kept else {})}
+            axes |= {} if needs.experts is None else {EXPERTS_LEAF: EXPERTS_AXES}
             self._steps[shape] = CompiledStep(make_program(experiment, task), prepared.placement, axes)
         return self._steps[shape]
 

@@ -12,7 +12,7 @@ from ...core.errors import RecipeError
 from ...core.task import LOG_PROBABILITIES, REWARD_SCORES, TOP_LOG_PROBABILITIES, TOP_TOKENS
 from ...data.teacher.teacher_rows import TEACHER_LEAVES
 from ...rollouts.answers import SampledAnswer
-from ...rollouts.rows import RATED_AXES, TEXT_AXES, make_text_rows
+from ...rollouts.rows import KEPT_AXES, RATED_AXES, TEXT_AXES, make_text_rows
 from ...rollouts.teacher import compare_with_teacher
 from ..opened_data import LogFn
 from ..preparation import PreparedRun
@@ -37,7 +37,7 @@ class AnswerJudges:
         self._settings = settings = rollouts.settings
         length = settings.length
 
-        self._teacher, teacher = None, settings.teacher
+        self._teacher, self._rated, teacher = None, RATED_AXES, settings.teacher
         if teacher is not None:
             top_k, size = teacher.top_k, prepared.task.vocabulary_size
             if size is not None and top_k > size:
@@ -45,10 +45,11 @@ class AnswerJudges:
 
             def rate_actions(task: Task, rows: int) -> Task:
                 if not top_k:
-                    return task.log_probability_task(rows, length, temperature=needs.temperature)
+                    return task.log_probability_task(rows, length, temperature=needs.temperature, kept=needs.kept)
                 return task.top_log_probability_task(rows, length, top_k=top_k, temperature=needs.temperature)
 
-            self._teacher = FrozenModel(prepared, "data.teacher", teacher.model, rate_actions, RATED_AXES)
+            self._rated = {**RATED_AXES, **(KEPT_AXES if needs.kept else {})}
+            self._teacher = FrozenModel(prepared, "data.teacher", teacher.model, rate_actions, self._rated)
         self._reward_models = [
             FrozenModel(
                 prepared,
@@ -88,7 +89,7 @@ class AnswerJudges:
         began = time.perf_counter()
         assert self._teacher is not None
         names = (LOG_PROBABILITIES, *((TOP_TOKENS, TOP_LOG_PROBABILITIES) if teacher.top_k else ()))
-        by_teacher, *likely = self._teacher.evaluate({name: leaves[name] for name in RATED_AXES}, *names)
+        by_teacher, *likely = self._teacher.evaluate({name: leaves[name] for name in self._rated}, *names)
         rated, divergence = _compare(leaves, by_teacher)
         made: dict[str, np.ndarray]
         if likely:
@@ -103,7 +104,7 @@ class AnswerJudges:
     def measure_divergence(self, leaves: Mapping[str, np.ndarray]) -> float:
         """Return the mean estimate of the divergence from the teacher per action, in nats."""
         assert self._teacher is not None
-        [by_teacher] = self._teacher.evaluate({name: leaves[name] for name in RATED_AXES}, LOG_PROBABILITIES)
+        [by_teacher] = self._teacher.evaluate({name: leaves[name] for name in self._rated}, LOG_PROBABILITIES)
         return _compare(leaves, by_teacher)[1]
 
 

@@ -218,7 +218,8 @@ class RolloutBatches(StepBatches[PromptBatch]):
         if self._settings.rewards:
             return {}
         every = np.ones(len(answers), bool)
-        rows = make_rows(answers, np.zeros(len(answers), np.float32), every, self._settings.length)
+        nothing = np.zeros(len(answers), np.float32)
+        rows = make_rows(answers, nothing, every, self._settings.length, self._settings.kept)
         divergence = self._judges.measure_divergence(rows)
         return {"loss": divergence, "teacher/divergence": divergence, **metrics}
 
@@ -259,6 +260,7 @@ class RolloutBatches(StepBatches[PromptBatch]):
             dtype=dtype,
             chunk=chunk,
             batching=batching,
+            kept=settings.kept,
             compiles=compiles,
         )
 
@@ -289,6 +291,18 @@ def check_draws(prepared: PreparedRun) -> None:
         raise RecipeError(
             f"data.temperature={settings.temperature} and task.objective.temperature={needs.temperature} differ; set both to one "
             f"value: the loss is of the probabilities that answers are drawn with"
+        )
+    if needs.kept != (settings.kept > 0):
+        fix = (
+            "task.objective.replay_sampling=True is of draws among some tokens: set data.top_k, or remove it"
+            if needs.kept
+            else f"data.top_k={settings.top_k} draws among some tokens, and the loss is of the probabilities of draws: "
+            f"set task.objective.replay_sampling=True, or remove top_k"
+        )
+        raise RecipeError(f"{experiment.name}: {fix}")
+    if settings.top_k > (prepared.task.vocabulary_size or settings.top_k):
+        raise RecipeError(
+            f"data.top_k={settings.top_k}; expected at most the vocabulary's {prepared.task.vocabulary_size}"
         )
     if needs.teacher != (settings.teacher is not None and settings.teacher.top_k > 0):
         fix = (

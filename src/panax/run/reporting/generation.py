@@ -86,7 +86,7 @@ def create_engine(
         at_least: In place of `length`: a row has this many positions, rounded up so that prompts of similar length
             share programs, unless the model is for fewer.
         dtype: Dtype of activations and caches; by default float32, and with `exact_policy` that of training.
-        settings: Further settings of `GenerationEngine`: `drafts`, `chunk`, `batching`, `compiles`.
+        settings: Further settings of `GenerationEngine`: `drafts`, `chunk`, `batching`, `kept`, `compiles`.
 
     Raises:
         RecipeError: The task does not generate, or there is no tokenizer; or a setting is out of range.
