@@ -68,6 +68,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         file, case = case_of(item)
         marked = item.get_closest_marker("slow") is not None
         if not marked and _lists(tiers["slow"], file, case):
+            # The list may move single cases of a test that is marked `full`.
+            item.own_markers = [marker for marker in item.own_markers if marker.name != "full"]
             item.add_marker("slow")
         elif not marked and _lists(tiers["full"], file, case):
             item.add_marker("full")

@@ -46,7 +46,6 @@ def test_the_loss_is_of_the_probabilities_that_answers_are_drawn_with_and_a_run_
     assert same(undisturbed, run(experiment))
 
 
-@pytest.mark.full
 def test_the_gap_is_zero_with_exact_kernels(files, tmp_path):
     run(kept(files, tmp_path, kernels=Kernels(exact_policy=True), num_steps=4))
     assert [row["train/gap/largest"] for row in read_history(tmp_path)] == [0.0] * 4

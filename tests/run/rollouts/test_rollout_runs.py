@@ -15,6 +15,7 @@ from letters import MESHES, letters, write_files
 
 import panax
 from panax.checkpoint import CheckpointConfig
+from panax.comms import Comms
 from panax.core.errors import DataError, HookError, RecipeError, TrainingError
 from panax.data import BatchRamp
 from panax.hooks import Hook
@@ -229,6 +230,35 @@ def test_meshes_draw_and_learn_alike(files, tmp_path, shape, devices):
     assert [entry.digests for entry in one] == [entry.digests for entry in other]
     for first, second in zip(*map(params, results), strict=True):
         np.testing.assert_allclose(first, second, atol=2e-5)
+
+
+@pytest.mark.full
+def test_sums_in_8_bits_over_replicas_move_parameters_as_one_device_does(files, tmp_path):
+    """Each gradient is rounded twice, by half of a 127th of the largest of its block."""
+    rate, count = 0.5, 4
+    settings = {
+        "optimizer": Sgd(schedule=Schedule(peak=rate, warmup_steps=0)),
+        "step": StepConfig(clip_norm=None),
+        "model": {"embed": 64, "ffn": 128},
+        "num_steps": 1,
+    }
+    shape, sums = MeshShape(replica=count, fsdp=1), Comms(compress="int8", over=("replica",))
+    start, one, other = (
+        run(letters(files, directory=str(tmp_path / name), **settings | further), devices)
+        for name, further, devices in (
+            ("start", {"optimizer": Sgd(schedule=Schedule(peak=1e-30, warmup_steps=0))}, 1),
+            ("one", {}, 1),
+            ("other", {"mesh": shape, "comms": sums}, count),
+        )
+    )
+    assert [e.digests for e in journal(tmp_path / "one")] == [e.digests for e in journal(tmp_path / "other")]
+    differs = False
+    for before, exact, coded in zip(*map(params, (start, one, other)), strict=True):
+        moved = np.abs(exact - before).max()
+        distance = np.abs(coded - exact).max()
+        assert distance <= moved / 127 + 2e-5
+        differs = differs or distance > 2e-5
+    assert differs, "no sum was rounded"
 
 
 def test_failed_rewards_end_the_run_or_are_left_out(files, tmp_path):
