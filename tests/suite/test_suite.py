@@ -38,21 +38,27 @@ class Item:
     """A collected test."""
 
     def __init__(self, nodeid: str, *markers: str):
-        self.nodeid, self.markers = nodeid, list(markers)
+        self.nodeid = nodeid
+        self.own_markers = [SimpleNamespace(name=marker) for marker in markers]
+
+    @property
+    def markers(self) -> list[str]:
+        return [marker.name for marker in self.own_markers]
 
     def get_closest_marker(self, name: str) -> str | None:
         return name if name in self.markers else None
 
     def add_marker(self, name: str) -> None:
-        self.markers.append(name)
+        self.own_markers.append(SimpleNamespace(name=name))
 
 
 def test_each_case_gets_one_tier():
     listed = {"full": {"a.py": ["x[1]"], "b.py": ["*"]}, "slow": {"a.py": ["x[2]"]}}
     names = ("tests/a.py::x[1]", "tests/a.py::x[2]", "tests/a.py::x[3]", "tests/b.py::y")
-    items = [*map(Item, names), Item("tests/b.py::z", "slow")]
+    # The list may move a case of a test that is marked `full`.
+    items = [*map(Item, names), Item("tests/b.py::z", "slow"), Item("tests/a.py::x[2]", "full")]
     tiers.pytest_collection_modifyitems(configuration("", listed), items)  # pyright: ignore[reportArgumentType]
-    assert [item.markers for item in items] == [["full"], ["slow"], [], ["full"], ["slow"]]
+    assert [item.markers for item in items] == [["full"], ["slow"], [], ["full"], ["slow"], ["slow"]]
 
 
 def test_cases_and_files_that_no_longer_exist_are_found():
