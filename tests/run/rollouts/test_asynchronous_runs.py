@@ -5,14 +5,12 @@ import json
 import shutil
 import threading
 
-import jax
 import numpy as np
 import pytest
-from letters import letters, write_files
+from letter_runs import Ends, run, same
+from letters import letters
 
-import panax
 from panax.core.errors import DataError, HookError, RecipeError, TrainingError
-from panax.hooks import Hook
 from panax.models import PolicyGradient
 from panax.rollouts.answers import Episode, ReplyTokens, SampledAnswer
 from panax.rollouts.drawn_answers import DrawnAnswers
@@ -21,37 +19,10 @@ from panax.rollouts.verdicts import BackgroundCall
 from panax.run.reporting.history import read_history
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("letters")
-    write_files(folder)
-    return folder
-
-
-def run(experiment, **settings):
-    return panax.fit(experiment, devices=jax.devices()[:1], **{"say": lambda line: None, **settings})
-
-
-def same(first, second):
-    pairs = zip(jax.tree.leaves(first.state.params), jax.tree.leaves(second.state.params), strict=True)
-    return all(np.array_equal(one, other) for one, other in pairs)
-
-
 def asynchronous(files, folder, reward="counts_calls", **settings):
     data = {"held_out": 0.0, "asynchronous": True, **settings.pop("data", {})}
     experiment = letters(files, reward, data=data, directory=str(folder), num_steps=6, **settings)
     return dataclasses.replace(experiment, checkpoint=dataclasses.replace(experiment.checkpoint, every=2))
-
-
-class Ends(Hook):
-    """Raises after a step."""
-
-    def __init__(self, step):
-        self.at = step
-
-    def after_step(self, run):
-        if run.step == self.at:
-            raise KeyError("ended")
 
 
 def test_rollouts_are_one_update_old_and_resume_exactly(files, tmp_path):

@@ -6,8 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-from letters import letters, write_files
-from test_rollout_runs import Ends, journal_lines, params, run, same
+from letter_runs import Ends, journal_lines, params, run, same
+from letters import letters
 
 from panax.core.errors import HookError, TrainingError
 from panax.kernels import Kernels
@@ -22,13 +22,6 @@ from panax.train import StepConfig
 FUNCTIONS = __file__.replace("test_episode_runs.py", "environment_functions.py")
 STOPS = tuple(range(0, 256, 3))
 """A third of the bytes ends a turn, so that many are no longer than a token."""
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("letters")
-    write_files(folder)
-    return folder
 
 
 def episodes(files, folder, function="asks_again", *, data=None, environment=None, model=None, **settings):

@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
+from letter_runs import run
 from letters import letters, write_files
-from test_rollout_runs import run
 
 from panax.checkpoint import CheckpointConfig
 from panax.kernels import Kernels

@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from letters import MESHES, letters, write_files
-from test_rollout_runs import params, run, same
+from letter_runs import params, run, same
+from letters import MESHES, letters
 
 from panax.core.errors import RecipeError
 from panax.kernels import Kernels
@@ -19,13 +19,6 @@ from panax.train import StepConfig
 
 KEPT = {"top_k": 12, "top_p": 0.4}
 REPLAY = PolicyGradient(replay_sampling=True)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("letters")
-    write_files(folder)
-    return folder
 
 
 def kept(files, folder, *, objective=REPLAY, data=None, **settings):

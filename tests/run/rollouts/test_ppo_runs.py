@@ -3,11 +3,11 @@
 import dataclasses
 import shutil
 
-import jax
 import numpy as np
 import pytest
 from judges import train_student
-from letters import MESHES, letters, write_files
+from letter_runs import params, run
+from letters import MESHES, letters
 
 import panax
 from panax.cli.commands.export import export
@@ -22,21 +22,6 @@ from panax.train import StepConfig
 
 OBJECTIVE = PolicyGradient(several_updates=True, value_weight=0.5)
 UPDATES = {"epochs": 2, "minibatches": 2}
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("letters")
-    write_files(folder)
-    return folder
-
-
-def run(experiment, devices=1):
-    return panax.fit(experiment, devices=jax.devices()[:devices], say=lambda line: None)
-
-
-def params(result):
-    return jax.device_get(jax.tree.leaves(result.state.params))
 
 
 def ppo(files, *, data=None, gae=None, objective=OBJECTIVE, adapter=None, **settings):

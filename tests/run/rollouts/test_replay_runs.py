@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from letters import letters, write_files
-from test_rollout_runs import params, run, same
+from letter_runs import params, run, same
+from letters import letters
 
 from panax.core.errors import RecipeError
 from panax.layers import MoE
@@ -17,13 +17,6 @@ from panax.run.reporting.history import read_history
 
 SGD = Sgd(schedule=Schedule(peak=0.5, warmup_steps=1))
 MIXTURE = MoE(experts=4, active=2, ffn=16, first_dense=1, balance=0.0)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("letters")
-    write_files(folder)
-    return folder
 
 
 def mixture(files, folder, *, moe=MIXTURE, objective=None, **settings):

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from judges import train_reward_model, train_teacher
-from letters import letters, write_files
+from letter_runs import journal, params, run
+from letters import letters
 
 import panax
 from panax.core.errors import RecipeError, TrainingError
@@ -16,7 +17,6 @@ from panax.mesh import MeshShape
 from panax.optim import Schedule, Sgd
 from panax.rollouts import Reward, RewardModel
 from panax.rollouts.answers import SampledAnswer
-from panax.rollouts.journal import JOURNAL_FILE, JournalEntry
 from panax.run.parts.answer_judges import AnswerJudges
 from panax.run.preparation import prepare
 from panax.run.reporting.history import read_history
@@ -24,27 +24,8 @@ from panax.train import StepConfig
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("letters")
-    write_files(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def judge(files):
     return train_reward_model(files)
-
-
-def run(experiment, devices=1):
-    return panax.fit(experiment, devices=jax.devices()[:devices], say=lambda line: None)
-
-
-def params(result):
-    return jax.device_get(jax.tree.leaves(result.state.params))
-
-
-def journal(folder):
-    return [JournalEntry.from_json(line) for line in (folder / JOURNAL_FILE).read_text().splitlines()]
 
 
 def judged(files, judge, **settings):

@@ -8,64 +8,23 @@ import signal
 import threading
 import time
 
-import jax
 import numpy as np
 import pytest
-from letters import MESHES, letters, write_files
+from letter_runs import Ends, journal, params, run, same
+from letters import MESHES, letters
 
-import panax
 from panax.checkpoint import CheckpointConfig
 from panax.comms import Comms
 from panax.core.errors import DataError, HookError, RecipeError, TrainingError
 from panax.data import BatchRamp
-from panax.hooks import Hook
 from panax.kernels import Kernels
 from panax.mesh import MeshShape
 from panax.models import NextToken, PolicyGradient
 from panax.optim import AdamW, Schedule, Sgd
-from panax.rollouts.journal import JOURNAL_FILE, JournalEntry
+from panax.rollouts.journal import JOURNAL_FILE
 from panax.run import EvaluateConfig
 from panax.run.reporting.history import read_history
 from panax.train import StepConfig
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("letters")
-    write_files(folder)
-    return folder
-
-
-def run(experiment, devices=1, **settings):
-    return panax.fit(experiment, devices=jax.devices()[:devices], **{"say": lambda line: None, **settings})
-
-
-def params(result):
-    return jax.device_get(jax.tree.leaves(result.state.params))
-
-
-def same(first, second):
-    return all(np.array_equal(one, other) for one, other in zip(params(first), params(second), strict=True))
-
-
-def journal(folder):
-    return [JournalEntry.from_json(line) for line in (folder / JOURNAL_FILE).read_text().splitlines()]
-
-
-def journal_lines(folder):
-    """The journal's lines, of replies too."""
-    return [json.loads(line) for line in (folder / JOURNAL_FILE).read_text().splitlines()]
-
-
-class Ends(Hook):
-    """Raises after a step."""
-
-    def __init__(self, step):
-        self.at = step
-
-    def after_step(self, run):
-        if run.step == self.at:
-            raise KeyError("ended")
 
 
 def test_the_reward_rises_and_everything_is_logged(files, tmp_path):

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from judges import train_reward_model, train_student, train_teacher
-from letters import MESHES, letters, write_files
+from letter_runs import params, run
+from letters import MESHES, letters
 from rich.console import Console
 
 import panax
@@ -28,23 +29,8 @@ from panax.train import StepConfig
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("letters")
-    write_files(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def teacher(files):
     return train_teacher(files)
-
-
-def run(experiment, devices=1, **settings):
-    return panax.fit(experiment, devices=jax.devices()[:devices], **{"say": lambda line: None, **settings})
-
-
-def params(result):
-    return jax.device_get(jax.tree.leaves(result.state.params))
 
 
 def distilling(files, teacher, *, data=None, **settings):
