@@ -55,6 +55,9 @@ usage: panax COMMAND ...
   checkpoint ls|verify|diff|convert|rm
                          list, check and compare checkpoints; to
                          safetensors or another store
+  at RUN STEP            a step again, to the bit: its batch, rows, activations,
+    [--without-row I]      gradients, updates, the first value that is not
+    [--set SETTING=VALUE]  finite; what if one thing were changed
   report RUN [RUN...]    one page about a run, or several side by side: curves,
     [--rate PRICE]         time, incidents, cost
   simulate [RUN] --devices N
@@ -136,6 +139,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .commands import jobs
 
         return getattr(jobs, name)
+    if name == "at":
+        from .commands.history.at import open_step
+
+        return open_step
     if name == "report":
         from .commands.report import report
 
@@ -155,7 +162,8 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 
 COMMANDS = (
     "train", "launch", "status", "logs", "stop", "cordon", "uncordon", "sweep", "find", "inspect", "check", "data", "generate",
-    "serve", "evaluate", "export", "merge", "checkpoint", "report", "simulate", "compare", "recipes",
+    "serve", "evaluate", "export", "merge", "checkpoint", "at", "report", "simulate", "compare",
+    "recipes",
 )  # fmt: skip
 
 JAX_FREE_COMMANDS = ("launch", "status", "logs", "stop", "cordon", "uncordon", "report", "simulate")

@@ -120,10 +120,31 @@ def experiment_from(arguments: Sequence[str], command: str) -> Experiment:
         for line in (inspect.getdoc(recipe) or "").splitlines():
             print(wrap_line(line))
         print()
+    return _read_flags(base, expanded, f"panax {command} {name}")
+
+
+def change_settings(experiment: Experiment, settings: Sequence[str], command: str) -> Experiment:
+    """Return an experiment with other values of its settings.
+
+    Args:
+        settings: Each as "SETTING=VALUE", such as "step.clip_norm=0.5".
+
+    Raises:
+        RecipeError: A setting is unknown, or its value is invalid.
+    """
+    for each in settings:
+        if "=" not in each or each.startswith("-"):
+            raise RecipeError(f"{each!r} is not a setting; expected SETTING=VALUE, such as step.clip_norm=0.5")
+    flags = [f"--{each}" for each in settings]
+    check_names(flags)
+    return _read_flags(experiment, flags, command)
+
+
+def _read_flags(base: Experiment, flags: Sequence[str], prog: str) -> Experiment:
+    """Read flags over an experiment of which some fields may hold values that flags can't express."""
     unparsed_values = {name: value for name in UNPARSED_FIELDS if not _is_expressible(value := getattr(base, name))}
     stand_ins = dataclasses.replace(base, **{field: UNPARSED_FIELDS[field] for field in unparsed_values})
-    experiment = read_settings(stand_ins, expanded, f"panax {command} {name}")
-    return dataclasses.replace(experiment, **unparsed_values)
+    return dataclasses.replace(read_settings(stand_ins, flags, prog), **unparsed_values)
 
 
 def _published(name: str, paths: Sequence[str], flags: Sequence[str], rank: int | None) -> Experiment | None:

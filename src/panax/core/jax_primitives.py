@@ -180,6 +180,11 @@ def read_shard_map(equation: Any) -> ShardMap:
     )
 
 
+def shard_map_mesh(equation: Any) -> tuple[Any, frozenset[str]]:
+    """Return the mesh of a `shard_map`, and the axes over which its program is of one device."""
+    return read_parameter(equation, "mesh"), frozenset(read_parameter(equation, "newly_manual_axes", "manual_axes"))
+
+
 # Loops and branches
 
 
@@ -236,6 +241,23 @@ def _extra_dimensions(equation: Any, outside: Sequence[Any], inside: Sequence[An
 
 def _rank(variable: Any) -> int:
     return len(getattr(variable.aval, "shape", ()))
+
+
+class ScanOrder(NamedTuple):
+    """How a `scan` runs.
+
+    Attributes:
+        reverse: True if it begins with the last element.
+        unroll: Number of iterations in one iteration of the compiled loop.
+    """
+
+    reverse: bool
+    unroll: int
+
+
+def scan_order(equation: Any) -> ScanOrder:
+    """Return how a `scan` runs."""
+    return ScanOrder(bool(read_parameter(equation, "reverse")), read_parameter(equation, "unroll"))
 
 
 class WhileArity(NamedTuple):

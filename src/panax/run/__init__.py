@@ -9,6 +9,8 @@ from .folder.trained_model import load_model as load
 from .loop import Run
 from .plain_step import PlainStep, compile_step
 from .preparation import prepare
+from .replay.opened_step import at
+from .replay.step_view import StepView
 from .reporting.generation import TextModel, generate_text
 from .result import Result
 from .tools.batch_search import BatchSearch, find_batch
@@ -21,7 +23,7 @@ from .tools.teacher import add_teacher
 
 __all__ = [
     "BatchSearch", "EvaluateConfig", "Experiment", "LoadedModel", "PlainStep", "ProbeConfig", "QuestionConfig",
-    "RateSearch", "Result", "RollbackConfig", "Run", "Sweep", "TextModel", "VerifyConfig", "add_reference",
-    "add_teacher", "check", "compile_step", "evaluate", "find_batch", "find_lr", "fit", "generate_text", "load",
+    "RateSearch", "Result", "RollbackConfig", "Run", "StepView", "Sweep", "TextModel", "VerifyConfig", "add_reference",
+    "add_teacher", "at", "check", "compile_step", "evaluate", "find_batch", "find_lr", "fit", "generate_text", "load",
     "open_run", "prepare", "replace_data", "sweep",
 ]  # fmt: skip

@@ -197,7 +197,7 @@ class CompiledStep(MeshSender):
 
             with self.placement.activate(), use_kernels(self.program.kernels.names):
                 jitted = jax.jit(summarize, out_shardings=self.placement.sharding())
-                return jitted.lower(abstract_state(self.program, self.shardings), self._abstract_batch(batch)).compile()
+                return jitted.lower(abstract_state(self.program, self.shardings), self.abstract_batch(batch)).compile()
 
         cache = self._summaries.setdefault(summary, ShapeCache(self._clock, self.shapes_allowed))
         return cache.get(batch, compile_)(state, batch)
@@ -227,7 +227,7 @@ class CompiledStep(MeshSender):
         function = partial(self.program.step, batch_axes=self.batch_axes)
         step = jax.jit(function, donate_argnums=self._donated, out_shardings=(self.shardings, replicated))
         with self.placement.activate(), use_kernels(self.program.kernels.names) as selections:
-            traced = step.trace(abstract_state(self.program, self.shardings), self._abstract_batch(batch))
+            traced = step.trace(abstract_state(self.program, self.shardings), self.abstract_batch(batch))
         self.program.kernels.check_effect(selections.values())
         self.kernels_used += [line for line in selections if line not in self.kernels_used]
         return check_traced(self.program, traced)
@@ -264,7 +264,7 @@ class CompiledStep(MeshSender):
         """
         with self.placement.activate(), use_kernels(self.program.kernels.names):
             function = partial(self.program.evaluate, batch_axes=self.batch_axes)
-            traced = jax.jit(function).trace(abstract_state(self.program, self.shardings), self._abstract_batch(batch))
+            traced = jax.jit(function).trace(abstract_state(self.program, self.shardings), self.abstract_batch(batch))
         return check_traced(self.program, traced)
 
     def _evaluation_compiled(self, batch: Mapping[str, Any]) -> Any:
@@ -273,7 +273,7 @@ class CompiledStep(MeshSender):
         with self.placement.activate(), use_kernels(self.program.kernels.names):
             return traced.lower().compile(compiler_options=self._options)
 
-    def _abstract_batch(self, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    def abstract_batch(self, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
         shardings = self.placement.batch_shardings(batch, self.batch_axes)
         return {
             name: jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=shardings[name])

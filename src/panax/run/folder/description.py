@@ -114,7 +114,7 @@ def _build(value: Any, where: str, find: Callable[[str], type | None], names: Ca
     try:
         return cls(
             **{
-                key: item if _is_mapping(fields[key], item) else _build(item, where, find, names)
+                key: _plain_mapping(item) if _is_mapping(fields[key], item) else _build(item, where, find, names)
                 for key, item in value.items()
                 if key != "type"
             }
@@ -124,9 +124,21 @@ def _build(value: Any, where: str, find: Callable[[str], type | None], names: Ca
 
 
 def _is_mapping(declared: object, value: Any) -> bool:
-    """Return True for numbers by name in a field that is declared as a mapping; any other object names its class."""
-    numbers = isinstance(value, dict) and all(isinstance(item, int | float) for item in value.values())
-    return typing.get_origin(declared) is Mapping and numbers
+    """Return True for plain values by name in a field that is declared as a mapping; any other object names its class."""
+    return isinstance(value, dict) and typing.get_origin(declared) is Mapping and all(map(_is_plain, value.values()))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, int | float | str | None) or (isinstance(value, list) and all(map(_is_plain, value)))
+
+
+def _plain_mapping(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping with tuples in place of JSON's lists."""
+
+    def frozen(item: Any) -> Any:
+        return tuple(map(frozen, item)) if isinstance(item, list) else item
+
+    return {key: frozen(item) for key, item in value.items()}
 
 
 def diff_configs(old: Any, new: Any, prefix: str = "") -> Iterator[str]:

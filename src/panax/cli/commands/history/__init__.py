@@ -1,0 +1,1 @@
+"""Commands that go back to a step of a run."""
