@@ -77,6 +77,15 @@ DELTA = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
 }
 """Every fourth layer attends."""
+BARE = {key: value for key, value in LAYERS.items() if key != "intermediate_size"}
+"""Of families with another name of the feed-forward's width."""
+FALCON = {
+    **BARE,
+    "ffn_hidden_size": 48,
+    "bias": True,
+    "layer_norm_epsilon": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
 SHARED = {"num_experts": 8, "shared_expert_intermediate_size": 24}
 
 # Soft caps are small enough to bend scores and logits of this size. Of DBRX the base of the positions is there twice:
@@ -230,5 +239,14 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe_text": ("qwen3_5_moe_text", {
         **ROTARY, **FINE, **DELTA, **SHARED, "num_hidden_layers": 3, "layer_types": [LINEAR_ATTENTION, FULL, LINEAR_ATTENTION],
     }),
+    "falcon": ("falcon", {**FALCON}),
+    "falcon_new": ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_new_shared": ("falcon", {
+        **FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1,
+    }),
+    "falcon_sequential": ("falcon", {
+        **FALCON, "multi_query": False, "parallel_attn": False, "tie_word_embeddings": False,
+    }),
+    "opt": ("opt", {**BARE, "ffn_dim": 48, "dropout": 0.0}),
 }  # fmt: skip
 """Name to a `model_type`, and the settings of its configuration."""

@@ -39,7 +39,7 @@ TRAINING = {
     "summary_proj_to_labels", "z_loss_coefficient", "time_step_min", "time_step_max",
     "time_step_floor", "time_step_rank", "time_step_init_scheme", "num_nextn_predict_layers",
     "num_mtp_layers", "aux_loss_alpha", "seq_aux", "emb_pdrop",
-    "moe_loss_weight", "moe_jitter_eps", "is_decoder",
+    "moe_loss_weight", "moe_jitter_eps", "is_decoder", "init_std", "layerdrop", "dropout",
 }  # fmt: skip
 """Keys of training, which the task has its own settings for."""
 
@@ -75,6 +75,8 @@ def is_overruled(raw: dict[str, Any], path: tuple[str, ...]) -> bool:
         return kinds is not None
     if key in ("sliding_window", "use_sliding_window"):
         return raw.get("use_sliding_window") in (None, False) and "sliding_attention" not in (kinds or [])
+    if key in ("num_kv_heads", "multi_query"):
+        return raw["new_decoder_architecture"] == (key == "multi_query")
     if key in ("n_group", "topk_group"):
         return raw.get("topk_method") == "greedy"
     if key in ("mscale", "mscale_all_dim"):

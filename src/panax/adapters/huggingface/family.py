@@ -58,6 +58,10 @@ class TensorSource(NamedTuple):
     part: int = 0
 
 
+VaryingFn = Callable[[Any], Mapping[str, TensorSource]]
+"""A configuration of the family's own class to sources of parameters."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoEMapping:
     """The part of `MoE` that a family expresses.
@@ -113,6 +117,7 @@ class Family:
         whole_heads: True if `transformers` rejects a member with a width that its heads don't divide, even
             with a `head_dim`.
         weights: Parameter name, with "layers." for a block's position in its stack, to its source.
+        varying: Returns further sources, if a parameter's tensor has another name or form in some configurations.
         buffers: Tensors with names that match are not parameters; older files contain them.
         carried: Tensors with names that match are not computed, and are exported unchanged: layers that predict further
             tokens, under separate names.
@@ -150,6 +155,7 @@ class Family:
     preferred: bool = True
     needed: tuple[str, ...] = ()
     whole_heads: bool = False
+    varying: VaryingFn | None = None
     buffers: re.Pattern = re.compile(r"\.rotary_emb\.inv_freq$")
     carried: re.Pattern | None = None
 
@@ -170,6 +176,10 @@ class Family:
         if mixture is not None:
             found |= {*mixture.keys.values(), *mixture.absent, *mixture.other_names.values()}
         return found
+
+    def sources(self, config: DecoderConfig) -> Mapping[str, TensorSource]:
+        """Return the source of each parameter of a model with this configuration."""
+        return self.weights if self.varying is None else {**self.weights, **self.varying(config)}
 
     def is_carried(self, name: str) -> bool:
         """Return True if a tensor is not computed, and is exported unchanged."""

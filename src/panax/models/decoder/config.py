@@ -93,6 +93,7 @@ class DecoderConfig(Validated):
         feed_forward: A mixture of experts, in all layers or some; None for dense layers.
         windows: Sliding windows, cycled over the layers; 0 attends to all earlier positions. (4096, 0)
             alternates.
+        position_offset: First row of the table of learned positions that is read; those before it are never (OPT).
         rotary: None for learned positions.
         rotaries: Rotary embeddings in place of `rotary`, cycled over the layers like `windows`; None for a
             layer without positions.
@@ -150,6 +151,7 @@ class DecoderConfig(Validated):
     attention_bias: bool = False
     attention_output_bias: bool = False
     feed_forward_bias: bool = False
+    position_offset: int = 0
     rotary: Rotary | None = Rotary()  # noqa: RUF009
     rotaries: tuple[Rotary | None, ...] = ()
     windows: tuple[int, ...] = (0,)
@@ -182,6 +184,10 @@ class DecoderConfig(Validated):
         for name in ("embed_multiplier", "residual_multiplier", "logit_multiplier"):
             value = getattr(self, name)
             require(0.0 < value < math.inf, f"model.{name}={value}; expected a positive factor, 1 changes nothing")
+        require(
+            self.position_offset == 0 or (self.position_offset > 0 and self.learned_positions),
+            f"model.position_offset={self.position_offset}; expected 0, or with learned positions a positive number of rows",
+        )
         self.check_norms()
         self.check_feed_forward()
         self.check_attention()

@@ -46,7 +46,11 @@ class Decoder(Module):
         (4, 256, 1024)
         """
         embedding_key, position_key, head_key, layer_key = jax.random.split(key, 4)
-        sizes = {"vocab": config.vocab_rows, "embed": config.embed, "position": config.max_length}
+        sizes = {
+            "vocab": config.vocab_rows,
+            "embed": config.embed,
+            "position": config.max_length + config.position_offset,
+        }
         return cls(
             embedding=Embedding.create(embedding_key, sizes, table=init_padded(normal(std=0.02), config.vocab_size)),
             positions=PositionEmbedding.create(position_key, sizes) if config.learned_positions else None,
@@ -106,7 +110,10 @@ class Decoder(Module):
                 x = x * jnp.asarray(math.sqrt(self.config.embed), dtype)
             if self.config.embed_multiplier != 1.0:
                 x = (x.astype(jnp.float32) * self.config.embed_multiplier).astype(dtype)
-            return materialize(x if self.positions is None else x + self.positions(position, dtype))
+            if self.positions is None:
+                return materialize(x)
+            offset = self.config.position_offset
+            return materialize(x + self.positions(position + offset if offset else position, dtype))
 
     @property
     def output_table(self) -> Any:
