@@ -41,7 +41,7 @@ def tiny(name: str) -> Any:
     return transformers.models.auto.configuration_auto.CONFIG_MAPPING[model_type](**settings)
 
 
-CANCELED = {"opt": (".self_attn.k_proj.bias", ".self_attn.v_proj.bias")}
+CANCELED = dict.fromkeys(("opt", "llama4_text"), (".self_attn.k_proj.bias", ".self_attn.v_proj.bias"))
 """Endings of tensors with gradients that are rounding errors alone, and of those next to which they are compared: without a
 rotation, a bias of keys adds the same to all scores of a query."""
 

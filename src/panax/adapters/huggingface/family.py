@@ -76,6 +76,7 @@ class MoEMapping:
         shared: The key with the number of shared experts, each as wide as the others.
         dense: The key with the indices of layers that are dense.
         sparse: The key with a word for each layer, "dense" or "sparse".
+        optional: True if members without a mixture are of the same family.
         bias: Source of the selection biases, which are not a parameter but model state.
     """
 
@@ -87,6 +88,7 @@ class MoEMapping:
     shared: str | None = None
     dense: str | None = None
     sparse: str | None = None
+    optional: bool = False
     bias: TensorSource = TensorSource("model.layers.{layer}.mlp.gate.e_score_correction_bias", Pattern("router"))  # noqa: RUF009
 
 
@@ -172,7 +174,7 @@ class Family:
     def extra_keys(self) -> set[str]:
         """Keys that mappings read in addition to those in `keys`."""
         mixture, layers = self.mixture, None if self.rotary is None else self.rotary.layers
-        found = {"sliding_window", *self.windows.keys} | (set() if layers is None else {*layers.keys})
+        found = {self.windows.length_key, *self.windows.keys} | (set() if layers is None else {*layers.keys})
         if mixture is not None:
             found |= {*mixture.keys.values(), *mixture.absent, *mixture.other_names.values()}
         return found
