@@ -4,7 +4,7 @@ import numpy as np
 
 from panax.layers import GateClamp, LinearScaling, Rotary, YarnScaling
 from panax.layers.moe.moe_config import MoE
-from panax.models import DecoderConfig, DecoderTask, DeltaNetConfig, HeadSizes
+from panax.models import ConvolutionConfig, DecoderConfig, DecoderTask, DeltaNetConfig, HeadSizes, SublayerConfig
 from panax.optim import AdamW, Schedule
 
 CONFIG = DecoderConfig(
@@ -59,6 +59,12 @@ SIZES = {
 
 # With a small epsilon, norms of what a net has hardly written yet enlarge rounding errors.
 DELTA = {"norm_epsilon": 0.05, "delta_heads": 8, "delta_value_dim": 8, "delta_key_heads": 2, "delta_key_dim": 6}
+
+CONVOLUTIONS = "short convolutions and experts, attention in every second layer"
+CHUNKS = "chunks of attention, growing queries, experts that weigh their inputs"
+SUBLAYERS = "layers of one sub-layer, with experts"
+ALIBI = "linear biases of scores, normalized embeddings"
+LEARNED = "learned positions after unused rows"
 
 FEATURES: dict[str, DecoderConfig] = {
     "norms after, over all heads, positions by window": DecoderConfig(
@@ -145,5 +151,59 @@ FEATURES: dict[str, DecoderConfig] = {
         attention_gate=True,
         feed_forward=MoE(experts=4, active=2, ffn=16, shared=16, shared_gate=True, balance=0.1),
     ),
+    CONVOLUTIONS: ConvolutionConfig(
+        **SIZES,
+        attention_layers=(1, 3),
+        conv_taps=4,
+        qk_norm=True,
+        feed_forward=MoE(
+            experts=4, active=2, ffn=16, scores="sigmoid", selection_bias=True, first_dense=1, balance=0.1
+        ),
+    ),
+    CHUNKS: DecoderConfig(
+        **SIZES,
+        qk_norm=True,
+        qk_norm_scope="unscaled",
+        qk_norm_layers="rotary",
+        qk_norm_after_rotary=True,
+        windows=(6, 0),
+        window_kind="chunked",
+        rotaries=(Rotary(interleaved=True), Rotary(fraction=0.0, query_growth=0.4, query_length=6, query_first=1)),
+        feed_forward=MoE(
+            experts=4,
+            active=2,
+            ffn=16,
+            shared=16,
+            scores="sigmoid",
+            normalize_topk=False,
+            weigh="input",
+            balance=0.1,
+            every=2,
+        ),
+    ),
+    SUBLAYERS: SublayerConfig(
+        **SIZES,
+        sublayers=("state_space", "mixture", "attention", "feed_forward"),
+        ssm_heads=4,
+        ssm_head_dim=8,
+        ssm_groups=2,
+        ssm_state=8,
+        ssm_step_floor=0.01,
+        gated=False,
+        activation="relu_squared",
+        rotary=None,
+        feed_forward=MoE(experts=4, active=2, ffn=16, shared=16, scores="sigmoid", selection_bias=True, balance=0.1),
+    ),
+    ALIBI: DecoderConfig(
+        **SIZES,
+        norm="layer",
+        gated=False,
+        activation="gelu_tanh",
+        rotary=None,
+        alibi_slopes=(0.7, 0.3, 0.1, 0.05),
+        embed_norm=True,
+        windows=(8, 0),
+    ),
+    LEARNED: DecoderConfig(**SIZES, norm="layer", gated=False, activation="relu", rotary=None, position_offset=2),
 }
 """Small decoders in which the features of open models meet as they do in families."""

@@ -66,7 +66,15 @@ MULTIPLIERS = {
     "residual_multiplier": 0.7,
     "attention_multiplier": 0.3,
 }
-SLIDES, FULL, LINEAR_ATTENTION = "sliding_attention", "full_attention", "linear_attention"
+SLIDES, FULL, LINEAR_ATTENTION, CONVOLUTION = "sliding_attention", "full_attention", "linear_attention", "conv"
+NEMOTRON = {
+    "head_dim": 16,
+    "layer_norm_epsilon": 1e-3,
+    "ssm_state_size": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+}
 DELTA = {
     "head_dim": 16,
     "rms_norm_eps": 0.05,
@@ -77,6 +85,15 @@ DELTA = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
 }
 """Every fourth layer attends."""
+BARE = {key: value for key, value in LAYERS.items() if key != "intermediate_size"}
+"""Of families with another name of the feed-forward's width."""
+FALCON = {
+    **BARE,
+    "ffn_hidden_size": 48,
+    "bias": True,
+    "layer_norm_epsilon": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
 SHARED = {"num_experts": 8, "shared_expert_intermediate_size": 24}
 
 # Soft caps are small enough to bend scores and logits of this size. Of DBRX the base of the positions is there twice:
@@ -230,5 +247,43 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe_text": ("qwen3_5_moe_text", {
         **ROTARY, **FINE, **DELTA, **SHARED, "num_hidden_layers": 3, "layer_types": [LINEAR_ATTENTION, FULL, LINEAR_ATTENTION],
     }),
+    "falcon": ("falcon", {**FALCON}),
+    "falcon_new": ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_new_shared": ("falcon", {
+        **FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1,
+    }),
+    "falcon_sequential": ("falcon", {
+        **FALCON, "multi_query": False, "parallel_attn": False, "tie_word_embeddings": False,
+    }),
+    "llama4_text": ("llama4_text", {
+        **FOUR, "head_dim": 16, "intermediate_size_mlp": 40, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "interleave_moe_layer_step": 2, "attention_chunk_size": 7, "attn_scale": 0.5, "floor_scale": 6,
+        "no_rope_layer_interval": 3, "attention_bias": True,
+        "rope_parameters": SCALED,
+    }),
+    "nemotron_h": ("nemotron_h", {
+        **{key: value for key, value in ROTARY.items() if key != "num_hidden_layers"}, **NEMOTRON,
+        "layers_block_type": [LINEAR_ATTENTION, "moe", FULL, "mlp", LINEAR_ATTENTION, "moe"],
+        "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 24, "routed_scaling_factor": 1.7,
+    }),
+    "nemotron_h_dense": ("nemotron_h", {
+        **ROTARY, **NEMOTRON, "layers_block_type": [LINEAR_ATTENTION, "mlp", FULL, "mlp"], "time_step_min": 0.5,
+    }),
+    "bloom": ("bloom", {
+        **COMMON, "hidden_size": 48, "n_layer": 3, "n_head": 6, "hidden_dropout": 0.0, "layer_norm_epsilon": 1e-3,
+    }),
+    "mpt": ("mpt", {
+        **COMMON, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": 64, "attn_config": {"clip_qkv": 0.4},
+    }),
+    "lfm2": ("lfm2", {
+        **FOUR, "layer_types": [CONVOLUTION, CONVOLUTION, FULL, CONVOLUTION], "block_multiple_of": 8, "norm_eps": 1e-3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    }),
+    "lfm2_moe": ("lfm2_moe", {
+        **FOUR, **FINE, "layer_types": [CONVOLUTION, FULL] * 2, "num_dense_layers": 1, "num_experts": 8, "norm_eps": 1e-3,
+        "routed_scaling_factor": 1.7, "conv_L_cache": 4,
+    }),
+    "opt": ("opt", {**BARE, "ffn_dim": 48, "dropout": 0.0}),
 }  # fmt: skip
 """Name to a `model_type`, and the settings of its configuration."""

@@ -41,6 +41,23 @@ def tiny(name: str) -> Any:
     return transformers.models.auto.configuration_auto.CONFIG_MAPPING[model_type](**settings)
 
 
+CANCELED = dict.fromkeys(("opt", "llama4_text"), (".self_attn.k_proj.bias", ".self_attn.v_proj.bias"))
+"""Endings of tensors with gradients that are rounding errors alone, and of those next to which they are compared: without a
+rotation, a bias of keys adds the same to all scores of a query."""
+
+
+def with_joined(name: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Join gradients that cancel with others of their layer."""
+    if name not in CANCELED:
+        return tensors
+    end, other = CANCELED[name]
+    joined = {
+        key: np.concatenate([value, tensors[key.removesuffix(other) + end]]) if key.endswith(other) else value
+        for key, value in tensors.items()
+    }
+    return {key: value for key, value in joined.items() if not key.endswith(end)}
+
+
 class Example(NamedTuple):
     """One family: its model in `transformers`, the folder it was saved to, and the same loaded here."""
 

@@ -9,9 +9,15 @@ from panax.testing import check_task
 LAYOUTS = ({"context": 2, "tensor": 2}, {"stage": 2, "fsdp": 2})
 MORE = ({"fsdp": 2, "tensor": 2}, {"tensor": 4}, {"stage": 2, "tensor": 2}, {"replica": 2, "expert": 2})
 
-
-TOGETHER = {"delta nets and experts, a gated shared one"}
-"""Features of which each has a case of its own."""
+TOGETHER = {
+    "delta nets and experts, a gated shared one",
+    tiny.CONVOLUTIONS,
+    tiny.CHUNKS,
+    tiny.SUBLAYERS,
+    tiny.ALIBI,
+    tiny.LEARNED,
+}
+"""Features of which each has a case of its own, or with layouts that take long."""
 
 
 def cases() -> list:

@@ -13,7 +13,15 @@ from panax.generate import GenerationEngine, GenerationRequest, Sampling
 from panax.generate.batching import Batching
 from panax.generate.program_inputs import STOP_IDS
 from panax.layers import Context, Latent, MoE
-from panax.models import DecoderConfig, DecoderTask, DeltaNetConfig, HybridConfig, compute_logits
+from panax.models import (
+    ConvolutionConfig,
+    DecoderConfig,
+    DecoderTask,
+    DeltaNetConfig,
+    HybridConfig,
+    SublayerConfig,
+    compute_logits,
+)
 
 VOCAB, CHUNK, ROWS = 96, 8, 3
 SIZES = {"vocab_size": VOCAB, "max_length": 64, "embed": 16, "num_layers": 2, "heads": 2, "ffn": 24}
@@ -23,7 +31,11 @@ CONFIGS = {
     "mamba": HybridConfig(**SIZES, attention_layers=(1,)),
 }
 OTHERS = {
+    "convolutions": ConvolutionConfig(**SIZES, attention_layers=(1,)),
     "delta nets": DeltaNetConfig(**SIZES, attention_layers=(1,)),
+    "linear biases": DecoderConfig(**SIZES, rotary=None, alibi_slopes=(0.5, 0.1), embed_norm=True),
+    "chunks": DecoderConfig(**SIZES, windows=(5, 0), window_kind="chunked"),
+    "sublayers": SublayerConfig(**SIZES, sublayers=("attention", "feed_forward")),
     "experts": DecoderConfig(**SIZES, feed_forward=MoE(experts=4, active=2)),
     "latent": DecoderConfig(**SIZES, latent=Latent(q_rank=0, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8)),
 }

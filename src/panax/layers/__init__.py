@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .feed_forward import Activation, FeedForward, GateClamp
     from .loss import TokenLoss, token_log_probabilities, token_loss
     from .mixers.delta_net import DeltaNet, DeltaNetCache
+    from .mixers.short_convolution import ConvolutionCache, ShortConvolution
     from .mixers.state_space import StateSpace, StateSpaceCache
     from .mixers.state_space_block import StateSpaceBlock
     from .moe.expert_load import ExpertLoadMonitor
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .norm import Norm
     from .stack import Stack, build_stacks, run_stacks
     from .stages.staged_task import StagedTask
+    from .sublayer_block import SublayerBlock
     from .tables.bags import embedding_bag, embedding_rows
     from .tables.table_config import FeatureConfig, Growth, TableConfig
     from .tables.tables import EmbeddingTables, TablesConfig
@@ -52,8 +54,10 @@ _WHERE = {
     "stack": ("Stack", "build_stacks", "run_stacks"),
     "stages.staged_task": ("StagedTask",),
     "mixers.delta_net": ("DeltaNet", "DeltaNetCache"),
+    "mixers.short_convolution": ("ConvolutionCache", "ShortConvolution"),
     "mixers.state_space": ("StateSpace", "StateSpaceCache"),
     "mixers.state_space_block": ("StateSpaceBlock",),
+    "sublayer_block": ("SublayerBlock",),
     "tables.table_config": ("FeatureConfig", "Growth", "TableConfig"),
     "tables.tables": ("EmbeddingTables", "TablesConfig"),
     "top_log_probabilities": (
@@ -69,12 +73,12 @@ _WHERE = {
 __getattr__ = lazy_getattr(__name__, _WHERE)
 
 __all__ = [
-    "Activation", "Attention", "Block", "Cache", "Context", "DeltaNet", "DeltaNetCache", "DynamicScaling",
-    "Embedding", "EmbeddingTables", "ExpertLoadMonitor", "FeatureConfig", "FeedForward", "GateClamp", "Growth",
-    "Head", "Latent", "LatentAttention", "LatentCache", "LikelyTokens", "LinearScaling", "LongScaling",
-    "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms", "Stack",
-    "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache", "TableConfig", "TablesConfig", "TokenLoss",
-    "TokenTops", "Tokens", "TopTokens", "TransformerBlock", "YarnScaling", "build_stacks", "embedding_bag",
-    "embedding_rows", "find_likely_tokens", "register_router", "router_metrics", "router_weights", "run_stacks",
-    "token_log_probabilities", "token_loss", "token_top_log_probabilities",
+    "Activation", "Attention", "Block", "Cache", "Context", "ConvolutionCache", "DeltaNet", "DeltaNetCache",
+    "DynamicScaling", "Embedding", "EmbeddingTables", "ExpertLoadMonitor", "FeatureConfig", "FeedForward",
+    "GateClamp", "Growth", "Head", "Latent", "LatentAttention", "LatentCache", "LikelyTokens", "LinearScaling",
+    "LongScaling", "MixtureOfExperts", "MoE", "Norm", "PositionEmbedding", "Rotary", "RotaryScaling", "RouterTerms",
+    "ShortConvolution", "Stack", "StagedTask", "StateSpace", "StateSpaceBlock", "StateSpaceCache", "SublayerBlock",
+    "TableConfig", "TablesConfig", "TokenLoss", "TokenTops", "Tokens", "TopTokens", "TransformerBlock", "YarnScaling",
+    "build_stacks", "embedding_bag", "embedding_rows", "find_likely_tokens", "register_router", "router_metrics",
+    "router_weights", "run_stacks", "token_log_probabilities", "token_loss", "token_top_log_probabilities",
 ]  # fmt: skip

@@ -37,6 +37,7 @@ register_axes(
     Axis("delta_key_heads", "heads of its queries and keys, which adjacent value heads share", compute=("tensor",), parallel=True,
          may_be_whole=True, undivided=DivisibilityPolicy.REPLICATED),
     Axis("delta_key_dim", "width of one of their keys"),
+    Axis("conv_channel", "channels of a short convolution", compute=("tensor",), parallel=True),
     Axis("tap", "positions that a convolution along a row reads"),
     Axis("ffn", "width of the feed-forward layer", compute=("tensor",), parallel=True),
     Axis("vocab", "rows of the embedding and of the output head", compute=("tensor",), parallel=True,

@@ -3,10 +3,12 @@
 from ..layers.stages.staged_task import ComputeType
 from .decoder.base_width import BaseWidth
 from .decoder.config import DecoderConfig, HeadSizes
+from .decoder.convolutional import ConvolutionConfig
 from .decoder.delta import DeltaNetConfig
 from .decoder.logits import compute_logits
 from .decoder.mamba import HybridConfig
 from .decoder.model import Decoder
+from .decoder.sublayers import SublayerConfig
 from .decoder.task import DecoderTask
 from .flops import training_flops_per_image, training_flops_per_token
 from .heads.classifier import TextClassifierTask
@@ -37,10 +39,11 @@ from .vision.vit_task import VitTask
 
 __all__ = [
     "PRESETS", "PUBLISHED_ACTIVE", "PUBLISHED_PARAMETERS", "VIT_PRESETS", "VIT_PUBLISHED_PARAMETERS", "BaseWidth",
-    "ComputeType", "Decoder", "DecoderConfig", "DecoderObjective", "DecoderTask", "DeltaNetConfig", "Distill", "Dlrm",
-    "DlrmConfig", "DlrmTask", "HeadSizes", "HeadedDecoder", "HeadedTask", "HstuConfig", "HybridConfig", "Kto", "LoRA",
-    "NextToken", "PolicyGradient", "Preference", "RewardTask", "SequenceTask", "TextClassifierTask", "TextEmbedderTask",
-    "TwoTower", "TwoTowerConfig", "TwoTowerTask", "Vit", "VitConfig", "VitTask", "compute_logits", "count_active_parameters",
-    "count_parameters", "item_vectors", "query_vectors", "retrieval_metrics", "sequence_item_vectors",
-    "training_flops_per_image", "training_flops_per_token", "write_vectors",
+    "ComputeType", "ConvolutionConfig", "Decoder", "DecoderConfig", "DecoderObjective", "DecoderTask", "DeltaNetConfig",
+    "Distill", "Dlrm", "DlrmConfig", "DlrmTask", "HeadSizes", "HeadedDecoder", "HeadedTask", "HstuConfig",
+    "HybridConfig", "Kto", "LoRA", "NextToken", "PolicyGradient", "Preference", "RewardTask", "SequenceTask",
+    "SublayerConfig", "TextClassifierTask", "TextEmbedderTask", "TwoTower", "TwoTowerConfig", "TwoTowerTask", "Vit",
+    "VitConfig", "VitTask", "compute_logits", "count_active_parameters", "count_parameters", "item_vectors",
+    "query_vectors", "retrieval_metrics", "sequence_item_vectors", "training_flops_per_image",
+    "training_flops_per_token", "write_vectors",
 ]  # fmt: skip

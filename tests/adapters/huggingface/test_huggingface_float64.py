@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 import torch
 from family_examples import EXAMPLES
-from huggingface_examples import LENGTH, ROWS, Example, abstract, make_example, positions, reloaded, tiny, tokens
+from huggingface_examples import (
+    LENGTH,
+    ROWS,
+    Example,
+    abstract,
+    make_example,
+    positions,
+    reloaded,
+    tiny,
+    tokens,
+    with_joined,
+)
 from in_float64 import InFloat64, logits_and_gradients, widened
 from safetensors.torch import load_file, save_file
 from test_huggingface_parity import in_files
@@ -125,7 +136,7 @@ def test_errors_are_at_most_twice_those_of_transformers(name: str, folder_of_exa
         logits, model = logits_and_gradients(example.theirs, *as_torch)
         theirs, ours = {"logits": logits.numpy(), **in_files(model, tmp_path / "theirs")}, step(*token_ids)
         assert truth["logits"].dtype == np.float64 and ours.keys() == theirs.keys() == truth.keys()
-        truth, theirs, ours = (with_joined_experts(tensors) for tensors in (truth, theirs, ours))
+        truth, theirs, ours = (with_joined(name, with_joined_experts(tensors)) for tensors in (truth, theirs, ours))
         for key, value in truth.items():
             pair = np.square([error(ours[key], value), error(theirs[key], value)])
             squares[key] = squares.get(key, np.zeros(2)) + pair

@@ -25,8 +25,9 @@ GENERATION = {
 """Keys of generation, of outputs and of other tasks than the next token."""
 
 ROUNDING = {
-    "dtype", "torch_dtype", "scale_attention_softmax_in_fp32", "residual_in_fp32",
-    "chunk_size", "mamba_chunk_size", "reorder_and_upcast_attn", "rescale_prenorm_residual",
+    "dtype", "torch_dtype", "scale_attention_softmax_in_fp32", "residual_in_fp32", "chunk_size",
+    "mamba_chunk_size", "use_mamba_kernels", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap",
+    "slow_but_exact", "attn_impl", "init_device", "reorder_and_upcast_attn", "rescale_prenorm_residual",
     "use_mambapy", "pretraining_tp", "enable_moe_fp32_combine",
 }  # fmt: skip
 """Keys of the precision or the order of the same sums."""
@@ -34,12 +35,12 @@ ROUNDING = {
 TRAINING = {
     "initializer_range", "embedding_initializer_range", "attention_dropout", "attn_pdrop",
     "resid_pdrop", "embd_pdrop", "hidden_dropout", "residual_dropout",
-    "embedding_dropout", "classifier_dropout", "router_aux_loss_coef", "router_jitter_noise",
+    "embedding_dropout", "mtp_layers_block_type", "classifier_dropout", "router_aux_loss_coef", "router_jitter_noise",
     "summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout",
     "summary_proj_to_labels", "z_loss_coefficient", "time_step_min", "time_step_max",
     "time_step_floor", "time_step_rank", "time_step_init_scheme", "num_nextn_predict_layers",
     "num_mtp_layers", "aux_loss_alpha", "seq_aux", "emb_pdrop",
-    "moe_loss_weight", "moe_jitter_eps", "is_decoder",
+    "moe_loss_weight", "moe_jitter_eps", "is_decoder", "init_std", "layerdrop", "dropout",
 }  # fmt: skip
 """Keys of training, which the task has its own settings for."""
 
@@ -63,18 +64,37 @@ UNUSED = {
     ("gpt_bigcode", "num_key_value_heads"): "derived from multi_query",
     ("solar_open", "intermediate_size"): "no layer is dense",
     ("qwen3_5_moe_text", "intermediate_size"): "no layer is dense",
+    ("nemotron_h", "sliding_window"): "no layer has a window, whatever the key",
+    ("nemotron_h", "expand"): "the inner width is that of the heads",
+    ("nemotron_h", "n_shared_experts"): "the shared expert has a width of its own",
+    ("mpt", "learned_pos_emb"): "scores have linear biases in any case",
+    ("mpt", "embedding_fraction"): "of gradients, and unused",
+    ("mpt", "norm_type"): "all members have the same",
     ("cohere2", "head_dim"): "derived, whatever is said",
 }
 """(family, key) to why it changes nothing in any member."""
 
 
+MIXTURE = {
+    "moe_intermediate_size", "moe_shared_expert_intermediate_size", "n_routed_experts", "norm_topk_prob", "num_experts_per_tok",
+    "routed_scaling_factor", "n_group", "topk_group",
+}  # fmt: skip
+"""Keys of experts, of a family with members that have none."""
+
+
 def is_overruled(raw: dict[str, Any], path: tuple[str, ...]) -> bool:
     """Whether another key of the same file leaves this one without a meaning."""
     key, kinds = path[-1], raw.get("layer_types")
-    if key in ("max_window_layers", "sliding_window_pattern", "no_rope_layer_interval"):
+    if key in ("max_window_layers", "sliding_window_pattern", "no_rope_layer_interval", "full_attn_idxs"):
         return kinds is not None
     if key in ("sliding_window", "use_sliding_window"):
         return raw.get("use_sliding_window") in (None, False) and "sliding_attention" not in (kinds or [])
+    if key in ("num_kv_heads", "multi_query"):
+        return raw["new_decoder_architecture"] == (key == "multi_query")
+    if key in MIXTURE and "layers_block_type" in raw:
+        return "moe" not in raw["layers_block_type"]
+    if key == "interleave_moe_layer_step":
+        return raw["moe_layers"] is not None
     if key in ("n_group", "topk_group"):
         return raw.get("topk_method") == "greedy"
     if key in ("mscale", "mscale_all_dim"):

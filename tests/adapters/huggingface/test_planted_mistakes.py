@@ -12,6 +12,7 @@ from test_huggingface_parity import TOLERANCE
 
 from panax.adapters.huggingface import config, config_from, families, load
 from panax.adapters.huggingface.family import Family, TensorSource
+from panax.adapters.huggingface.layer_rotary import Listed
 from panax.adapters.huggingface.pattern import Pattern
 from panax.core import CheckpointError, RecipeError
 from panax.models import DecoderTask
@@ -117,6 +118,18 @@ MISTAKES: dict[str, tuple[str, Callable[[Family], Family]]] = {
     "a norm without its offset": ("qwen3_next", with_fields(norm_unit_offset=False)),
     "the gate for the query": ("qwen3_next", takes("layers.attention.w_q", "layers.attention.w_gate")),
     "attention without its gate": ("qwen3_next", with_fields(attention_gate=False)),
+    "steps without their floor": ("nemotron_h", fixed("ssm_step_floor", 0.0)),
+    "embeddings without their norm": ("bloom", with_fields(embed_norm=False)),
+    "values for keys": ("bloom", takes("layers.attention.w_k", "layers.attention.w_v")),
+    "chunks for sliding windows": ("llama4_text", with_fields(window_kind="sliding")),
+    "weights on the output of experts": (
+        "llama4_text",
+        with_mixture(always={"scores": "sigmoid", "normalize_topk": False}),
+    ),
+    "no growth in layers without positions": ("llama4_text", with_rotary(layers=Listed())),
+    "gates of a convolution exchanged": ("lfm2", takes("layers.mixer.w_b", "layers.mixer.w_c")),
+    "values of a convolution for its gates": ("lfm2", takes("layers.mixer.w_x", "layers.mixer.w_b")),
+    "positions from the first row on": ("opt", with_fields(position_offset=0)),
     "logits divided for multiplied": ("hyperclovax", fixed("logit_multiplier", 0.2)),
 }
 

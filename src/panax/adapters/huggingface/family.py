@@ -58,6 +58,10 @@ class TensorSource(NamedTuple):
     part: int = 0
 
 
+VaryingFn = Callable[[Any], Mapping[str, TensorSource]]
+"""A configuration of the family's own class to sources of parameters."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoEMapping:
     """The part of `MoE` that a family expresses.
@@ -72,6 +76,7 @@ class MoEMapping:
         shared: The key with the number of shared experts, each as wide as the others.
         dense: The key with the indices of layers that are dense.
         sparse: The key with a word for each layer, "dense" or "sparse".
+        optional: True if members without a mixture are of the same family.
         bias: Source of the selection biases, which are not a parameter but model state.
     """
 
@@ -83,6 +88,7 @@ class MoEMapping:
     shared: str | None = None
     dense: str | None = None
     sparse: str | None = None
+    optional: bool = False
     bias: TensorSource = TensorSource("model.layers.{layer}.mlp.gate.e_score_correction_bias", Pattern("router"))  # noqa: RUF009
 
 
@@ -113,6 +119,7 @@ class Family:
         whole_heads: True if `transformers` rejects a member with a width that its heads don't divide, even
             with a `head_dim`.
         weights: Parameter name, with "layers." for a block's position in its stack, to its source.
+        varying: Returns further sources, if a parameter's tensor has another name or form in some configurations.
         buffers: Tensors with names that match are not parameters; older files contain them.
         carried: Tensors with names that match are not computed, and are exported unchanged: layers that predict further
             tokens, under separate names.
@@ -150,6 +157,7 @@ class Family:
     preferred: bool = True
     needed: tuple[str, ...] = ()
     whole_heads: bool = False
+    varying: VaryingFn | None = None
     buffers: re.Pattern = re.compile(r"\.rotary_emb\.inv_freq$")
     carried: re.Pattern | None = None
 
@@ -166,10 +174,14 @@ class Family:
     def extra_keys(self) -> set[str]:
         """Keys that mappings read in addition to those in `keys`."""
         mixture, layers = self.mixture, None if self.rotary is None else self.rotary.layers
-        found = {"sliding_window", *self.windows.keys} | (set() if layers is None else {*layers.keys})
+        found = {self.windows.length_key, *self.windows.keys} | (set() if layers is None else {*layers.keys})
         if mixture is not None:
             found |= {*mixture.keys.values(), *mixture.absent, *mixture.other_names.values()}
         return found
+
+    def sources(self, config: DecoderConfig) -> Mapping[str, TensorSource]:
+        """Return the source of each parameter of a model with this configuration."""
+        return self.weights if self.varying is None else {**self.weights, **self.varying(config)}
 
     def is_carried(self, name: str) -> bool:
         """Return True if a tensor is not computed, and is exported unchanged."""

@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...core.errors import RecipeError
 from ...layers import Rotary
-from .json_values import WrittenConfig
+from .json_values import WrittenConfig, is_json
 from .rotary_positions import ROTARY_KEYS, ReadOneFn, RefuseFn, Rotaries, WriteOneFn
 from .sliding_windows import FULL, SLIDING
 
@@ -128,3 +129,50 @@ class Listed:
         if len(used) > 1:
             problems = [*problems, "model.rotaries, expected the same positions in all layers that have any"]
         return keys | {"no_rope_layers": [int(rotary is not None) for rotary in rotaries]}, problems
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedOrGrowing(Listed):
+    """A list of the layers with rotary positions, as of SmolLM 3; in the others queries grow with their position (Llama 4):
+    they are multiplied by `1 + attn_scale * ln(1 + floor((position + 1) / floor_scale))` if `attn_temperature_tuning`."""
+
+    keys: tuple[str, ...] = (*Listed.keys, "attn_temperature_tuning", "attn_scale", "floor_scale")
+
+    def read(
+        self,
+        raw: Mapping[str, Any],
+        windows: Sequence[int],
+        read_one: ReadOneFn,
+        refuse: RefuseFn,
+    ) -> Rotaries:
+        tuned, rate, length = (raw.get(key, absent) for key, absent in _GROWTH.items())
+        for key, value, kind in zip(_GROWTH, (tuned, rate, length), (bool, float, int)):
+            if not is_json(value, kind):
+                refuse(key, f"expected a value of type {kind.__name__}")
+        growing = None
+        if tuned:
+            try:
+                growing = Rotary(fraction=0.0, query_growth=float(rate), query_length=length, query_first=1)
+            except RecipeError as error:
+                refuse("attn_scale", str(error))
+        # An empty list is none.
+        rotaries = super().read({**raw, "no_rope_layers": raw.get("no_rope_layers") or None}, windows, read_one, refuse)
+        return tuple(growing if rotary is None else rotary for rotary in rotaries)
+
+    def write(self, rotaries: Rotaries, windows: Sequence[int], write_one: WriteOneFn) -> WrittenConfig:
+        growing = {rotary for rotary in rotaries if rotary is not None and rotary.fraction == 0.0}
+        plain = tuple(None if rotary in growing else rotary for rotary in rotaries)
+        raw, problems = super().write(plain, windows, write_one)
+        one = next(iter(growing), Rotary(fraction=0.0, query_growth=0.1, query_length=8192, query_first=1))
+        # Without such layers the setting has no effect.
+        if len(growing) > 1 or one.query_first != 1 or (growing and None in rotaries):
+            problems = [
+                *problems,
+                "model.rotaries, expected layers without positions to grow alike, from 1 on, or not at all",
+            ]
+        tuned = None not in rotaries
+        return raw | dict(zip(_GROWTH, (tuned, one.query_growth, one.query_length))), problems
+
+
+_GROWTH = {"attn_temperature_tuning": True, "attn_scale": 0.1, "floor_scale": 8192}
+"""Keys of the growth of queries, and their defaults."""

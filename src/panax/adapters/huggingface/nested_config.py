@@ -79,7 +79,7 @@ def write_mixture(mixture: MoEMapping, config: DecoderConfig) -> WrittenConfig:
     """Return the keys from which `read_mixture` reads the same mixture."""
     moe = config.feed_forward
     if moe is None:
-        return {}, ["model.feed_forward=None, expected a mixture"]
+        return {}, [] if mixture.optional else ["model.feed_forward=None, expected a mixture"]
     has = complete_moe_fields(config)
     raw = {key: has[field] for field, key in mixture.keys.items()}
     raw |= {key: next(a for a, b in pairs if b == raw[key]) for key, pairs in mixture.values.items()}

@@ -21,6 +21,8 @@ class WindowMapping:
         switch: The key without which, or with False, no layer has a window.
         beside: Returns further keys to write, from the number of layers.
         keys: The keys that `sliding` reads.
+        length_key: Key of the length.
+        word: Value of `layer_types` for a layer with a window.
         needs: Length that is written if no layer has a window, for families that can't be built without one.
     """
 
@@ -31,28 +33,30 @@ class WindowMapping:
     beside: Callable[[int], dict[str, Any]] = lambda num_layers: {}
     keys: tuple[str, ...] = ()
     needs: int | None = None
+    length_key: str = "sliding_window"
+    word: str = SLIDING
 
     def read(self, raw: Mapping[str, Any], num_layers: int, refuse: RefuseFn) -> tuple[int, ...]:
         """Return each layer's window, 0 if the layer attends to all previous positions."""
         closed = self.switch is not None and not raw.get(self.switch)
-        window: Any = None if closed else raw.get("sliding_window", self.absent)
+        window: Any = None if closed else raw.get(self.length_key, self.absent)
         kinds = raw.get("layer_types") if self.listed else None
         if kinds is None:
             slides = [window is not None and self.sliding(layer, raw) for layer in range(num_layers)]
-            kinds = [SLIDING if one else FULL for one in slides]
+            kinds = [self.word if one else FULL for one in slides]
         if not isinstance(kinds, list) or len(kinds) != num_layers:
             refuse("layer_types", f"expected a list of {num_layers}, one for each layer")
         for kind in kinds:
-            if kind not in (FULL, SLIDING):
-                refuse("layer_types", f"{kind!r} is not one of {FULL}, {SLIDING}")
-        if SLIDING not in kinds:
+            if kind not in (FULL, self.word):
+                refuse("layer_types", f"{kind!r} is not one of {FULL}, {self.word}")
+        if self.word not in kinds:
             return (0,) * num_layers
         length = self._length(window, refuse)
-        return tuple(length if kind == SLIDING else 0 for kind in kinds)
+        return tuple(length if kind == self.word else 0 for kind in kinds)
 
     def _length(self, window: Any, refuse: RefuseFn) -> int:
         if not is_json(window, int) or window <= 0:
-            refuse("sliding_window", "there are layers of sliding attention; expected the window's length")
+            refuse(self.length_key, f"there are layers of {self.word}; expected the window's length")
         return window
 
     def write(self, windows: Sequence[int]) -> WrittenConfig:
@@ -60,9 +64,9 @@ class WindowMapping:
         lengths = sorted(set(windows) - {0})
         if len(lengths) > 1:
             return {}, [f"model.windows={lengths}, expected one length for all layers"]
-        raw: dict[str, Any] = {"sliding_window": lengths[0] if lengths else self.needs, **self.beside(len(windows))}
+        raw: dict[str, Any] = {self.length_key: lengths[0] if lengths else self.needs, **self.beside(len(windows))}
         if self.listed:
-            raw["layer_types"] = [SLIDING if window else FULL for window in windows]
+            raw["layer_types"] = [self.word if window else FULL for window in windows]
         elif lengths and 0 in windows:
             return {}, [f"model.windows={tuple(windows)}, expected a window in all layers or in none"]
         if self.switch is not None:

@@ -67,17 +67,17 @@ def match_parameters(family: Family, model: Decoder | Vit, state: Mapping[str, A
     # No release has a value head.
     model = dataclasses.replace(model, value_head=None)
     vocab_size = model.config.vocab_size
-    sizes = _sizes(model)
+    sizes, sources = _sizes(model), family.sources(model.config)
     for name, leaf, axes in pair_axes(model, logical_axes(model)):
         parts = name.split(".")
         named = tuple(axis for axis in axes if axis is not None)
         if parts[0] != "stacks":
-            yield ParameterMatch(name, leaf, named, (), family.weights[name], vocab_size, {})
+            yield ParameterMatch(name, leaf, named, (), sources[name], vocab_size, {})
             continue
         stack = model.stacks[int(parts[1])]
         place, period = int(parts[3]), len(stack.blocks)
         layers = tuple(stack.first + repeat * period + place for repeat in range(stack.repeats))
-        foreign = family.weights[".".join(["layers", *parts[4:]])]
+        foreign = sources[".".join(["layers", *parts[4:]])]
         stacked = [("layer", layers)]
         if "{expert}" in foreign.name:
             stacked.append(("expert", tuple(range(leaf.shape[1]))))

@@ -19,11 +19,13 @@ class CachedKeys:
 
     Attributes:
         start: Position of the first query of each row. The cache holds the queries' own keys already.
+        chunk: Queries attend to the keys of their own chunk of this many positions only; None for all earlier ones.
     """
 
     k: Float[Array, "batch kv_heads length head_dim"]
     v: Float[Array, "batch kv_heads length head_dim"]
     start: Int[Array, " batch"]
+    chunk: int | None = None
 
 
 def cached_attention(
@@ -40,16 +42,20 @@ def cached_attention(
     case = MatmulCase.of(q.size * cache.k.shape[2], q, cache.k, cache.v)
     target = current_target()
     kernel = log_choice(choose("cached attention", case, target), target).kernel
-    out, logsumexp = kernel.run(q, cache, scores, q.dtype if sinks is None else jnp.float32)
+    # Only the form in plain XLA knows chunks.
+    run = kernel.run if cache.chunk is None else _by_xla
+    out, logsumexp = run(q, cache, scores, q.dtype if sinks is None else jnp.float32)
     return add_sinks(out, logsumexp, sinks)[0].astype(q.dtype)
 
 
 def attended_mask(
-    start: Int[Array, " batch"], seq: int, length: int, window: int | None
+    start: Int[Array, " batch"], seq: int, length: int, window: int | None, chunk: int | None = None
 ) -> Bool[Array, "batch seq length"]:
     """Return the mask of cached positions that each of a row's `seq` positions from its `start` on attends to."""
-    distance = start[:, None, None] + jnp.arange(seq)[None, :, None] - jnp.arange(length)[None, None, :]
-    return (distance >= 0) & (distance < (window or length + 1))
+    place = start[:, None, None] + jnp.arange(seq)[None, :, None]
+    distance = place - jnp.arange(length)[None, None, :]
+    attended = (distance >= 0) & (distance < (window or length + 1))
+    return attended if chunk is None else attended & (distance <= place % chunk)
 
 
 def _by_xla(q: jax.Array, cache: CachedKeys, scores: ScoreRule, result_dtype: jnp.dtype) -> tuple[Array, Array]:
@@ -60,7 +66,7 @@ def _by_xla(q: jax.Array, cache: CachedKeys, scores: ScoreRule, result_dtype: jn
     score = jnp.einsum("bqhgd,bhkd->bhgqk", grouped, cache.k, preferred_element_type=jnp.float32) * scores.scale
     if scores.soft_cap is not None:
         score = scores.soft_cap * jnp.tanh(score / scores.soft_cap)
-    attended = attended_mask(cache.start, seq, length, scores.mask.window)
+    attended = attended_mask(cache.start, seq, length, scores.mask.window, cache.chunk)
     score = jnp.where(attended[:, None, None], score, -jnp.inf)
     highest = score.max(axis=-1, keepdims=True)
     exponential = jnp.exp(score - highest)

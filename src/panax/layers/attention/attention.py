@@ -23,10 +23,12 @@ from ...kernels.attention.attention import AttentionOptions, attention
 from ...kernels.attention.key_cache import CachedKeys, cached_attention
 from ...kernels.attention.mask import MaskRule
 from ...kernels.attention.operands import ScoreRule
+from ...kernels.registry import refuse_exact
 from ...parallel.context import ContextAxis
 from ...parallel.context_choice import ContextAttention, context_attention
 from ...spmd import add_bias, contract, contract_gathered, gather, psum_both
 from ..norm import Norm
+from .alibi import FEATURES, add_alibi, slope_parts
 from .rotary import Rotary
 from .shared_heads import local_shared_heads
 
@@ -41,17 +43,40 @@ class Cache(NamedTuple):
     v: Float[Array, "batch kv_heads length head_dim"]
 
 
-QKNormScope = Literal["head", "own_head", "all_heads"]
-"""Scope of a norm of queries or keys: each head, with one scale for all; each head, with a scale of its own; or
-all heads together."""
+QKNormScope = Literal["head", "own_head", "all_heads", "unscaled"]
+"""Scope of a norm of queries or keys: each head, with one scale for all; each head, with a scale of its own; all heads
+together; or each head, without a scale."""
 
 
 class HeadNorm(NamedTuple):
-    """A norm of queries and keys with a separate scale for each head."""
+    """A norm of queries and keys with a separate scale for each head, or without any."""
 
     kind: Literal["rms", "layer"]
     epsilon: float
     scope: QKNormScope
+
+
+class Chunks(NamedTuple):
+    """Parts of equal length into which rows are cut for attention.
+
+    Attributes:
+        length: Number of positions of a chunk, counted from the first position of a document.
+        most: The largest number of chunks in a row.
+    """
+
+    length: int
+    most: int
+
+    def segments(
+        self, position: Int[Array, "batch seq"], segment: Int[Array, "batch seq"] | None
+    ) -> Int[Array, "batch seq"]:
+        """Return segments of which each is a chunk of a document; 0 stays padding.
+
+        >>> Chunks(2, 3).segments(jnp.array([[0, 1, 2, 0, 0]]), jnp.array([[1, 1, 1, 2, 0]])).tolist()
+        [[1, 1, 2, 4, 0]]
+        """
+        index = position // self.length + 1
+        return index if segment is None else jnp.where(segment == 0, 0, (segment - 1) * self.most + index)
 
 
 class Attention(Module):
@@ -61,6 +86,8 @@ class Attention(Module):
         causal: True if a position attends to itself and earlier ones only; otherwise to its whole row.
         window: A position attends to itself and the `window - 1` before it; None means all before it. Causal
             attention only.
+        alibi: Slope of each head, by which scores grow with a key's position; none without.
+        chunks: A position attends to itself and those before it in its chunk of the document; not with `window`.
         q_norm: Norm of each head's queries, as `k_norm` is of the keys, with a scale that all heads share.
         w_gate: Projection of the gate, a sigmoid by which the output is multiplied before it is projected back.
         head_norm: In place of these, a norm with the scales `q_scale` and `k_scale`.
@@ -94,6 +121,8 @@ class Attention(Module):
     causal: bool = eqx.field(static=True, default=True)
     head_norm: HeadNorm | None = eqx.field(static=True, default=None)
     norm_after_rotary: bool = eqx.field(static=True, default=False)
+    chunks: Chunks | None = eqx.field(static=True, default=None)
+    alibi: tuple[float, ...] = eqx.field(static=True, default=())
 
     def __call__(
         self,
@@ -109,6 +138,10 @@ class Attention(Module):
         """
         q, k, v, gate = self._project(x, position)
         k, v = local_shared_heads(q.shape[2], k, v)
+        q, k, v = self._add_alibi(q, k, v, position)
+        if self.chunks is not None:
+            refuse_exact("chunked attention")
+            segment = self.chunks.segments(position, segment)
         attended = attend(q, k, v, segment, over_devices, self._options())
         return self._output(checkpoint_name(attended, "attention"), gate)
 
@@ -121,13 +154,18 @@ class Attention(Module):
         heads, head_dim = self.w_q.shape[-2:]
         matrices = (self.w_q, self.w_k, self.w_v, self.w_o, self.w_gate)
         weights = sum(math.prod(w.shape) for w in matrices if w is not None)
-        return 2.0 * (weights + 2 * heads * head_dim * mean_attended_positions(length, self.causal, self.window))
+        if self.chunks is None:
+            attended = mean_attended_positions(length, self.causal, self.window)
+        else:
+            attended = mean_attended_in_chunks(length, self.chunks.length)
+        return 2.0 * (weights + 2 * heads * head_dim * attended)
 
     def empty_cache(self, batch: int, length: int, dtype: Any) -> Cache:
         """Create an empty cache of the keys and values that this device's heads use; stacked if the layers are."""
         *stacked, _, kv_heads, head_dim = self.w_k.shape
         (shared,) = local_shared_heads(self.w_q.shape[-2], jnp.zeros((1, 1, kv_heads)))
-        zeros = jnp.zeros((*stacked, batch, shared.shape[-1], length, head_dim), dtype)
+        width = head_dim + (FEATURES if self.alibi else 0)
+        zeros = jnp.zeros((*stacked, batch, shared.shape[-1], length, width), dtype)
         return Cache(zeros, zeros)
 
     @property
@@ -148,14 +186,16 @@ class Attention(Module):
         """
         q, k, v, gate = self._project(x, position)
         k, v = local_shared_heads(q.shape[2], k, v)
+        q, k, v = self._add_alibi(q, k, v, position)
         cache = Cache(
             write_positions(cache.k, k.swapaxes(1, 2), start, axis=1),
             write_positions(cache.v, v.swapaxes(1, 2), start, axis=1),
         )
         options = self._options()
-        scale = self.w_q.shape[-1] ** -0.5 if options.scale is None else options.scale
-        scores = ScoreRule(mask=MaskRule(causal=True, window=options.window), scale=scale, soft_cap=options.soft_cap)
-        attended = cached_attention(q, CachedKeys(cache.k, cache.v, start), scores, options.sinks)
+        mask = MaskRule(causal=True, window=options.window)
+        scores = ScoreRule(mask=mask, scale=self._scale, soft_cap=options.soft_cap)
+        chunk = None if self.chunks is None else self.chunks.length
+        attended = cached_attention(q, CachedKeys(cache.k, cache.v, start, chunk), scores, options.sinks)
         return self._output(attended, gate), cache
 
     def _project(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
@@ -193,9 +233,21 @@ class Attention(Module):
 
     def _options(self) -> AttentionOptions:
         sinks = None if self.sinks is None else gather(self.sinks, "heads", jnp.float32)
-        return AttentionOptions(self.causal, self.window, self.soft_cap, self.scale, sinks)
+        # Additional features don't change the factor of scores.
+        scale = self._scale if self.alibi else self.scale
+        return AttentionOptions(self.causal, self.window, self.soft_cap, scale, sinks)
+
+    @property
+    def _scale(self) -> float:
+        return self.w_q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    def _add_alibi(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, position: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return add_alibi(q, k, v, position, slope_parts(self.alibi, self._scale)) if self.alibi else (q, k, v)
 
     def _output(self, attended: jax.Array, gate: jax.Array | None) -> jax.Array:
+        attended = attended[..., : self.w_q.shape[-1]] if self.alibi else attended
         if gate is not None:
             attended = attended * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(attended.dtype)
         out = contract("batch seq heads head_dim, heads head_dim embed -> batch seq embed", attended, self.w_o)
@@ -213,7 +265,7 @@ def normalize_heads(
     """Normalize queries or keys in float32, each head by itself or all of them together.
 
     Args:
-        scale: A parameter with the axes `axis` and "head_dim".
+        scale: A parameter with the axes `axis` and "head_dim", or None.
         axis: Logical axis of the heads; if the mesh splits it, the sums over all heads are its devices'.
     """
     layout = current_layout()
@@ -231,7 +283,7 @@ def normalize_heads(
     if kind == "layer":
         y = y - mean(y)
     y = y * jax.lax.rsqrt(mean(y * y) + epsilon)
-    return (y * gather(scale, f"{axis} head_dim", jnp.float32)[None, None]).astype(x.dtype)
+    return (y if scale is None else y * gather(scale, f"{axis} head_dim", jnp.float32)[None, None]).astype(x.dtype)
 
 
 def attend(
@@ -266,6 +318,16 @@ def mean_attended_positions(length: int, causal: bool, window: int | None) -> fl
     width = min(window or length, length)
     # The first `width` positions attend to 1, 2, ..., `width` positions; each later one to `width`.
     return (width * (width + 1) / 2 + (length - width) * width) / length
+
+
+def mean_attended_in_chunks(length: int, chunk: int) -> float:
+    """Return the mean number of positions that a position of a row attends to, if rows are cut into chunks.
+
+    >>> mean_attended_in_chunks(5, 2)
+    1.4
+    """
+    whole, rest = divmod(length, chunk)
+    return (whole * chunk * (chunk + 1) + rest * (rest + 1)) / (2 * length)
 
 
 def write_positions(

@@ -288,10 +288,12 @@ class Rotary(Validated):
         interleaved: True if features (0, 1), (2, 3), ... form pairs (DeepSeek's released weights) instead of
             (0, width / 2), ... In both cases the result has the first features of all pairs before the second
             ones; scores do not depend on the order.
-        fraction: Fraction of a head's features to rotate, counted from the first; the others are unchanged.
-        query_growth: Queries are multiplied by `1 + query_growth * ln(1 + floor(position / query_length))`, so that
-            attention stays as sharp over long rows (Llama 4, Ministral 3).
+        fraction: Fraction of a head's features to rotate, counted from the first; the others are unchanged. 0 rotates
+            none: queries grow, and layers have no other positions (Llama 4).
+        query_growth: Queries are multiplied by `1 + query_growth * ln(1 + floor((position + query_first) / query_length))`,
+            so that attention stays as sharp over long rows (Llama 4, Ministral 3).
         query_length: See `query_growth`; 0 without.
+        query_first: See `query_growth`: the number by which positions are counted from the first one on.
     """
 
     theta: float = 10_000.0
@@ -300,10 +302,18 @@ class Rotary(Validated):
     fraction: float = 1.0
     query_growth: float = 0.0
     query_length: int = 0
+    query_first: int = 0
 
     def __post_init__(self) -> None:
         _require(1.0 < self.theta < math.inf, f"theta={self.theta}; expected a number above 1")
-        _require(0.0 < self.fraction <= 1.0, f"fraction={self.fraction}; expected a part of a head's width in (0, 1]")
+        _require(
+            0.0 < self.fraction <= 1.0 or (self.fraction == 0.0 and self.query_growth > 0.0 and self.scaling is None),
+            f"fraction={self.fraction}; expected a part of a head's width in (0, 1], or 0 with query_growth and no scaling",
+        )
+        _require(
+            self.query_first >= 0 and (self.query_growth > 0.0 or not self.query_first),
+            f"query_first={self.query_first}; expected 0 or more, and 0 without query_growth",
+        )
         _require(
             0.0 <= self.query_growth < math.inf
             and self.query_length >= 0
@@ -316,7 +326,7 @@ class Rotary(Validated):
         turned = self.num_rotated(head_dim)
         part = "" if self.fraction == 1.0 else f", of which fraction={self.fraction} is {turned}"
         _require(
-            turned > 0 and turned % 2 == 0,
+            turned % 2 == 0 and (turned > 0 or self.fraction == 0.0),
             f"head_dim={head_dim}{part}; expected an even number: rotary embedding turns pairs of features",
         )
         if self.scaling is not None:
@@ -349,12 +359,15 @@ class Rotary(Validated):
         """Multiply queries by `query_growth`."""
         if not self.query_growth:
             return q
-        growth = 1.0 + self.query_growth * jnp.log1p((position // self.query_length).astype(jnp.float32))
+        counted = position + self.query_first if self.query_first else position
+        growth = 1.0 + self.query_growth * jnp.log1p((counted // self.query_length).astype(jnp.float32))
         return (q.astype(jnp.float32) * growth[..., None, None]).astype(q.dtype)
 
     def __call__(
         self, x: Float[Array, "batch seq heads head_dim"], position: Int[Array, "batch seq"]
     ) -> Float[Array, "batch seq heads head_dim"]:
+        if self.fraction == 0.0:
+            return x
         angle = (
             position.astype(jnp.float32)[..., None, None] * jnp.asarray(self.frequencies(x.shape[-1]))[None, None, None]
         )

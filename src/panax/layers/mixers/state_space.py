@@ -58,6 +58,7 @@ class StateSpace(Module):
     matrix per result instead of a single matrix, so that each is sharded by its heads.
 
     Attributes:
+        step_floor: Smallest step size.
         norm_groups: Number of parts of the inner width that are normalized separately; 1 normalizes all of it
             together.
     """
@@ -81,6 +82,7 @@ class StateSpace(Module):
     d: Float[Array, " ssm_heads"] = parameter(constant(1.0))
     scale: Float[Array, "ssm_heads ssm_head_dim"] = parameter(constant(1.0))
     w_o: Float[Array, "ssm_heads ssm_head_dim embed"] = parameter(normal("ssm_heads", "ssm_head_dim"))
+    step_floor: float = eqx.field(static=True, default=0.0)
 
     @classmethod
     def build(
@@ -95,6 +97,7 @@ class StateSpace(Module):
         taps: int = 4,
         conv_bias: bool = True,
         norm_by_group: bool = False,
+        step_floor: float = 0.0,
         epsilon: float = 1e-5,
         output_gain: float = 1.0,
     ) -> "StateSpace":
@@ -109,7 +112,8 @@ class StateSpace(Module):
         fields: dict = {"w_o": normal("ssm_heads", "ssm_head_dim", gain=output_gain)}
         if not conv_bias:
             fields |= dict.fromkeys(("conv_bias_x", "conv_bias_b", "conv_bias_c"))
-        return cls.create(key, sizes, norm_groups=groups if norm_by_group else 1, epsilon=epsilon, **fields)
+        fields |= {"norm_groups": groups if norm_by_group else 1, "epsilon": epsilon, "step_floor": step_floor}
+        return cls.create(key, sizes, **fields)
 
     def __call__(
         self,
@@ -195,7 +199,8 @@ class StateSpace(Module):
             ("batch seq embed, embed ssm_groups ssm_state -> batch seq ssm_groups ssm_state", self.w_c),
             ("batch seq embed, embed ssm_heads -> batch seq ssm_heads", self.w_dt),
         )
-        return z, jax.nn.softplus(add_bias(dt.astype(jnp.float32), self.dt_bias, "ssm_heads")), (x, b, c)
+        step = jax.nn.softplus(add_bias(dt.astype(jnp.float32), self.dt_bias, "ssm_heads"))
+        return z, jnp.maximum(step, self.step_floor) if self.step_floor else step, (x, b, c)
 
     def _convolved(
         self, inputs: Any, before: Any, segment: jax.Array | None, segment_before: jax.Array | None

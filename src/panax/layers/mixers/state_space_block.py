@@ -1,4 +1,4 @@
-"""Layer of recurrent and hybrid models: a state-space or delta-net mixer, then an optional feed-forward."""
+"""Layer of recurrent and hybrid models: a state-space mixer, a delta net or a convolution, then an optional feed-forward."""
 
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from ..moe.routing import RouterState, RouterTerms
 from ..norm import Norm
 from ..transformer import add_residual, apply_feed_forward, extend_feed_forward
 from .delta_net import DeltaNet
+from .short_convolution import ShortConvolution
 from .state_space import StateSpace
 
 
@@ -24,7 +25,7 @@ class StateSpaceBlock(Block):
     positions: ClassVar[Positions | None] = "shards"
 
     mixer_norm: Norm
-    mixer: StateSpace | DeltaNet
+    mixer: StateSpace | DeltaNet | ShortConvolution
     feed_forward_norm: Norm | None
     feed_forward: FeedForward | MixtureOfExperts | None
     dropout: float = eqx.field(static=True)
@@ -68,7 +69,7 @@ class StateSpaceBlock(Block):
         start: Int[Array, " batch"],
         state: RouterState | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], Any]:
-        mixer: Any = self.mixer  # Either kind, as is its cache.
+        mixer: Any = self.mixer  # Any kind, as is its cache.
         record, cache = split_cache(cache)
         branch, cache = mixer.extend(self.mixer_norm(x), context.position, cache, start, context.valid)
         x = add_residual(x, branch, self.dropout, context, 0)

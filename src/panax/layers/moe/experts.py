@@ -12,7 +12,7 @@ expert axis.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -61,6 +61,7 @@ class Experts(Module):
 
     Attributes:
         buffer: See `MoE.buffer`.
+        weigh: See `MoE.weigh`.
         clamp: Bounds of gated experts, in place of their activation.
         b_down: Added where the tokens are, weighted as the experts are, so that its rows never travel.
     """
@@ -74,6 +75,7 @@ class Experts(Module):
     b_up: Float[Array, "expert expert_ffn"] | None = parameter(None, default=None)
     b_down: Float[Array, "router embed"] | None = parameter(None, default=None)
     clamp: GateClamp | None = eqx.field(static=True, default=None)
+    weigh: Literal["output", "input"] = eqx.field(static=True, default="output")
 
     @property
     def matrices(self) -> tuple[Any, ...]:
@@ -181,7 +183,8 @@ class Experts(Module):
     def _work(self, experts: int, rows: int) -> "_Work":
         """Size the work of a device's experts for at most `rows` rows in total."""
         tile = choose_tile(current_target(), rows=rows, groups=experts)
-        return _Work(self.activation, self.clamp, current_target(), aligned_row_count(rows, experts, tile), tile)
+        rows = aligned_row_count(rows, experts, tile)
+        return _Work(self.activation, self.clamp, current_target(), rows, tile, self.weigh == "input")
 
 
 class _ExpertWeights(NamedTuple):
@@ -201,6 +204,7 @@ class _Work:
     Attributes:
         rows: Size of a buffer that fits the rows in any distribution over experts.
         tile: Each expert's rows start at a multiple of this.
+        weighs_input: True if rows are multiplied by their weight before the first matmul, and not before the last.
     """
 
     activation: Activation
@@ -208,6 +212,7 @@ class _Work:
     target: Target
     rows: int
     tile: int
+    weighs_input: bool
 
     def groups(self, counts: Int[Array, " expert"]) -> Groups:
         return Groups(counts, self.rows, self.tile)
@@ -224,6 +229,9 @@ class _Work:
             None if value is None or slot is None else GatheredWeight(value, slot) for value, slot in zip(values, slots)
         )
         assert up is not None and down is not None
+        if self.weighs_input:
+            rows = materialize((rows.astype(jnp.float32) * weight[:, None]).astype(rows.dtype))
+            weight = jnp.ones_like(weight)
         plain = self.clamp is None and gate_bias is None and up_bias is None
         in_one_loop = plain and rows.dtype == jnp.float32 and self.target.traits.experts_in_one_loop
         if in_one_loop and is_blocked(rows.dtype, groups, self.target):

@@ -56,6 +56,7 @@ class MixtureOfExperts(Module):
                 activation=activation,
                 buffer=moe.buffer,
                 clamp=clamp,
+                weigh=moe.weigh,
                 w_down=normal("expert_ffn", gain=output_gain),
                 **absent,
                 **dict.fromkeys(biases, constant(0.0)),

@@ -52,7 +52,10 @@ class MoE(Validated):
             training. Otherwise the name of a function registered with `register_router`.
         scores: Score function: a softmax over all experts, or a sigmoid for each expert.
         normalize_topk: True to divide the weights of a token's experts by their sum.
+        topk_epsilon: Added to that sum.
         scale: Factor of all weights.
+        weigh: Factor that an expert's weight is multiplied with: the expert's output, or the token's features before the
+            expert (Llama 4).
         groups: Number of groups of experts; a token takes its experts from the best `active_groups` of them.
         active_groups: See `groups`.
         group_score: Score of a group: its best expert, or the sum of its best two.
@@ -86,7 +89,9 @@ class MoE(Validated):
     choice: str = "token"
     scores: Literal["softmax", "sigmoid"] = "softmax"
     normalize_topk: bool = True
+    topk_epsilon: float = 1e-20
     scale: float = 1.0
+    weigh: Literal["output", "input"] = "output"
     groups: int = 1
     active_groups: int = 1
     group_score: Literal["best", "best_two"] = "best_two"
@@ -113,6 +118,11 @@ class MoE(Validated):
         )
         for name in ("ffn", "shared", "first_dense", "balance", "z_loss", "bias_rate"):
             require(0 <= getattr(self, name) < math.inf, f"{name}={getattr(self, name)}; expected 0 or more")
+        require(
+            self.weigh == "output" or not self.expert_biases,
+            "weigh='input' with expert_biases=True; weighed inputs have no rule for biases, leave expert_biases False",
+        )
+        require(0.0 < self.topk_epsilon < 1.0, f"topk_epsilon={self.topk_epsilon}; expected a small positive number")
         require(0.0 < self.scale < math.inf, f"scale={self.scale}; expected a positive factor")
         require(
             self.shared > 0 or not self.shared_gate,

@@ -148,7 +148,7 @@ def _choose_best_experts(moe: MoE, scores: jax.Array, tokens: Tokens) -> tuple[j
         expert = jnp.where(tokens.experts >= 0, tokens.experts, expert)
     weight = jnp.take_along_axis(scores, expert, axis=-1)
     if moe.normalize_topk:
-        weight = weight / (sum_few(weight, -1, keepdims=True) + 1e-20)
+        weight = weight / (sum_few(weight, -1, keepdims=True) + moe.topk_epsilon)
     return expert, materialize(weight * moe.scale)
 
 

@@ -8,7 +8,7 @@ import jax
 
 from ...core import constant, normal
 from ...layers import Attention, FeedForward, LatentAttention, MixtureOfExperts, Norm, TransformerBlock
-from ...layers.attention.attention import HeadNorm
+from ...layers.attention.attention import Chunks, HeadNorm
 
 if TYPE_CHECKING:
     from .config import DecoderConfig, LayerKind
@@ -20,7 +20,7 @@ def build_transformer_block(key: jax.Array, config: "DecoderConfig", kind: "Laye
     # Each layer adds two branches; their sum keeps its scale at any depth (GPT-2, section 2.3).
     output_gain = (2 * config.num_layers) ** -0.5
     norm = norm_builder(config)
-    attention = _attention(keys, config, kind, output_gain)
+    attention = build_attention(keys, config, kind, output_gain)
     feed_forward = build_feed_forward(next(keys), config, kind, output_gain)
     return TransformerBlock(
         attention_norm=norm(next(keys), config.embed) if config.pre_norms else None,
@@ -53,9 +53,10 @@ def build_feed_forward(
     return FeedForward.build(key, *widths, gated=config.gated, bias=config.feed_forward_bias, **options)
 
 
-def _attention(
+def build_attention(
     keys: Iterator[jax.Array], config: "DecoderConfig", kind: "LayerKind", output_gain: float
 ) -> Attention | LatentAttention:
+    """Initialize the attention of a layer."""
     scale = config.query_scale**-0.5 if config.query_scale else None
     rotary, window = kind.rotary, kind.window or None
     if config.latent is not None and rotary is not None:
@@ -86,12 +87,18 @@ def _attention(
         scale = (head.head_dim**-0.5 if scale is None else scale) * rotary.score_gain
     gate = {"w_gate": normal("embed")} if config.attention_gate else {}
     scoped, scales = None, {}
-    if config.qk_norm and config.qk_norm_scope != "head":
+    rotates = rotary is not None and rotary.fraction > 0.0
+    normed = config.qk_norm and (rotates or config.qk_norm_layers == "all")
+    if normed and config.qk_norm_scope != "head":
         scoped = HeadNorm(
             "rms" if config.norm.startswith("rms") else "layer", config.norm_epsilon, config.qk_norm_scope
         )
-        scales = {"q_scale": constant(1.0), "k_scale": constant(1.0)}
-    per_head = config.qk_norm and scoped is None
+        if config.qk_norm_scope != "unscaled":
+            scales = {"q_scale": constant(1.0), "k_scale": constant(1.0)}
+    per_head = normed and scoped is None
+    chunks = None
+    if window is not None and config.window_kind == "chunked":
+        window, chunks = None, Chunks(window, -(-config.max_length // window))
     return Attention.create(
         next(keys),
         sizes,
@@ -100,6 +107,8 @@ def _attention(
         k_norm=norm(next(keys)) if per_head else None,
         head_norm=scoped,
         norm_after_rotary=config.qk_norm_after_rotary,
+        chunks=chunks,
+        alibi=config.alibi_slopes,
         rotary=rotary,
         window=window,
         clip=config.attention_clip,

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 
 from ...core.errors import RecipeError
 from ...core.validation import Validated
+from ...layers.attention.alibi import MOST_POSITIONS
 from ...layers.attention.attention import QKNormScope
 from ...layers.attention.latent_attention import Latent
 from ...layers.attention.rotary import Rotary
@@ -57,7 +58,9 @@ _WITH_LATENT = {
     "head_sizes": (),
     "qk_norm": False,
     "qk_norm_scope": "head",
+    "qk_norm_layers": "all",
     "qk_norm_after_rotary": False,
+    "window_kind": "sliding",
     "attention_bias": False,
     "attention_output_bias": False,
     "attention_sinks": False,
@@ -93,7 +96,12 @@ class DecoderConfig(Validated):
         feed_forward: A mixture of experts, in all layers or some; None for dense layers.
         windows: Sliding windows, cycled over the layers; 0 attends to all earlier positions. (4096, 0)
             alternates.
-        rotary: None for learned positions.
+        position_offset: First row of the table of learned positions that is read; those before it are never (OPT).
+        window_kind: "chunked" cuts each document into chunks of the window's length, and a position attends to those of its
+            own chunk only (Llama 4).
+        rotary: None for learned positions, or with `alibi_slopes`.
+        alibi_slopes: Slope of each head, by which scores grow with a key's position, in place of other positions (BLOOM).
+        embed_norm: Normalize embeddings (BLOOM).
         rotaries: Rotary embeddings in place of `rotary`, cycled over the layers like `windows`; None for a
             layer without positions.
         gate_clamp: Bounds of gated feed-forwards, in place of their activation (gpt-oss).
@@ -111,8 +119,9 @@ class DecoderConfig(Validated):
         shared_norm: With `parallel_residual`: one norm for both (Cohere).
         qk_norm: Normalize queries and keys.
         qk_norm_scope: Scope of these norms: each head, with a scale that all share; each head with a scale of its
-            own; or all heads together (OLMo 2). Only the first is of the decoder's kind of norm, with its unit
-            offset; the others are "rms", or "layer" without a bias.
+            own; all heads together (OLMo 2); or each head without a scale (Llama 4). Only the first is of the decoder's
+            kind of norm, with its unit offset; the others are "rms", or "layer" without a bias.
+        qk_norm_layers: All layers, or only those that rotate queries and keys (Llama 4).
         qk_norm_after_rotary: Normalize after the rotation instead of before (Hunyuan).
         embed_scale: Multiply embeddings by `sqrt(embed)` (Gemma).
         embed_multiplier: Embeddings are multiplied by this (Granite).
@@ -146,19 +155,24 @@ class DecoderConfig(Validated):
     shared_norm: bool = False
     qk_norm: bool = False
     qk_norm_scope: QKNormScope = "head"
+    qk_norm_layers: Literal["all", "rotary"] = "all"
     qk_norm_after_rotary: bool = False
     attention_bias: bool = False
     attention_output_bias: bool = False
     feed_forward_bias: bool = False
+    position_offset: int = 0
     rotary: Rotary | None = Rotary()  # noqa: RUF009
     rotaries: tuple[Rotary | None, ...] = ()
+    alibi_slopes: tuple[float, ...] = ()
     windows: tuple[int, ...] = (0,)
+    window_kind: Literal["sliding", "chunked"] = "sliding"
     attention_sinks: bool = False
     attention_clip: float | None = None
     attention_gate: bool = False
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     query_scale: float = 0.0
+    embed_norm: bool = False
     embed_scale: bool = False
     embed_multiplier: float = 1.0
     residual_multiplier: float = 1.0
@@ -182,6 +196,10 @@ class DecoderConfig(Validated):
         for name in ("embed_multiplier", "residual_multiplier", "logit_multiplier"):
             value = getattr(self, name)
             require(0.0 < value < math.inf, f"model.{name}={value}; expected a positive factor, 1 changes nothing")
+        require(
+            self.position_offset == 0 or (self.position_offset > 0 and self.learned_positions),
+            f"model.position_offset={self.position_offset}; expected 0, or with learned positions a positive number of rows",
+        )
         self.check_norms()
         self.check_feed_forward()
         self.check_attention()
@@ -205,7 +223,7 @@ class DecoderConfig(Validated):
             not (self.norm_unit_offset and self.norm.endswith("unscaled")),
             f"model.norm_unit_offset=True, but norm={self.norm!r} has no scale; leave norm_unit_offset False",
         )
-        for name in ("qk_norm_scope", "qk_norm_after_rotary"):
+        for name in ("qk_norm_scope", "qk_norm_layers", "qk_norm_after_rotary"):
             value, default = getattr(self, name), _WITH_LATENT[name]
             require(
                 self.qk_norm or value == default,
@@ -253,6 +271,11 @@ class DecoderConfig(Validated):
             len(self.windows) > 0 and min(self.windows) >= 0,
             f"model.windows={self.windows}; expected lengths, or 0 for all",
         )
+        self.check_alibi()
+        require(
+            self.window_kind == "sliding" or any(self.windows),
+            f"model.window_kind={self.window_kind!r} has no effect without windows; set them, or leave it 'sliding'",
+        )
         if self.latent is not None:
             for name, needed in _WITH_LATENT.items():
                 require(
@@ -278,6 +301,23 @@ class DecoderConfig(Validated):
                     f"choose the factors of long rows (rotary.scaling.use)",
                 )
 
+    def check_alibi(self) -> None:
+        """Raise a RecipeError if scores can't grow with positions by these slopes."""
+        if not self.alibi_slopes:
+            return
+        require(
+            len(self.alibi_slopes) == self.heads and all(0.0 < slope < math.inf for slope in self.alibi_slopes),
+            f"model.alibi_slopes has {len(self.alibi_slopes)} values; expected heads={self.heads} positive ones",
+        )
+        require(
+            self.rotary is None and not self.rotaries and not self.head_sizes and self.latent is None,
+            "model.alibi_slopes with rotary, rotaries, head_sizes or latent; leave these None and ()",
+        )
+        require(
+            self.max_length <= MOST_POSITIONS,
+            f"model.max_length={self.max_length} with alibi_slopes; expected at most {MOST_POSITIONS}",
+        )
+
     def _require_bounds(self, *names: str) -> None:
         for name in names:
             bound = getattr(self, name)
@@ -297,7 +337,7 @@ class DecoderConfig(Validated):
 
     @property
     def learned_positions(self) -> bool:
-        return self.rotary is None and not self.rotaries
+        return self.rotary is None and not self.rotaries and not self.alibi_slopes
 
     @property
     def num_kv_heads(self) -> int:

@@ -1,6 +1,7 @@
 """State-space decoders (Mamba-2) and hybrids with attention in some layers: config, layers and presets."""
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax
@@ -36,6 +37,7 @@ class HybridConfig(RecurrentConfig):
         ssm_state: State size N: columns of a head's state.
         conv_taps: Kernel width of the convolution before the scan.
         conv_bias: True if the convolution has a bias.
+        ssm_step_floor: Smallest step size of the recurrence (Nemotron-H).
         rotary: None for attention without positions.
     """
 
@@ -46,11 +48,16 @@ class HybridConfig(RecurrentConfig):
     ssm_state: int = 128
     conv_taps: int = 4
     conv_bias: bool = True
+    ssm_step_floor: float = 0.0
 
     mixer: ClassVar[str] = STATE_SPACE
 
     def __post_init__(self) -> None:
         self.require_positive("ssm_heads", "ssm_head_dim", "ssm_groups", "ssm_state", "conv_taps")
+        require(
+            0.0 <= self.ssm_step_floor < math.inf,
+            f"model.ssm_step_floor={self.ssm_step_floor}; expected 0 or a positive step size",
+        )
         require(
             self.ssm_heads % self.ssm_groups == 0,
             f"model.ssm_heads={self.ssm_heads} is not divisible by ssm_groups={self.ssm_groups}; each group serves an equal "
@@ -71,11 +78,15 @@ class HybridConfig(RecurrentConfig):
         return super().stacks
 
     def recurrent_block(self, key: jax.Array, kind: LayerKind) -> StateSpaceBlock:
-        return build_state_space_block(key, self, kind)
+        return build_state_space_block(key, self, kind, fed=self.ffn > 0)
 
 
-def build_state_space_block(key: jax.Array, config: HybridConfig, kind: LayerKind) -> StateSpaceBlock:
-    """Initialize one state-space layer."""
+def build_state_space_block(key: jax.Array, config: HybridConfig, kind: LayerKind, *, fed: bool) -> StateSpaceBlock:
+    """Initialize one state-space layer.
+
+    Args:
+        fed: True for a feed-forward after the mixer.
+    """
     mixer_key, feed_key, norm_key = jax.random.split(key, 3)
     norm = norm_builder(config)
     mixer = StateSpace.build(
@@ -88,14 +99,15 @@ def build_state_space_block(key: jax.Array, config: HybridConfig, kind: LayerKin
         taps=config.conv_taps,
         conv_bias=config.conv_bias,
         norm_by_group=True,
+        step_floor=config.ssm_step_floor,
         epsilon=config.norm_epsilon,
         output_gain=config.output_gain,
     )
     return StateSpaceBlock(
         mixer_norm=norm(norm_key, config.embed),
         mixer=mixer,
-        feed_forward_norm=norm(norm_key, config.embed) if config.ffn else None,
-        feed_forward=build_feed_forward(feed_key, config, kind, config.output_gain) if config.ffn else None,
+        feed_forward_norm=norm(norm_key, config.embed) if fed else None,
+        feed_forward=build_feed_forward(feed_key, config, kind, config.output_gain) if fed else None,
         dropout=config.dropout,
     )
 

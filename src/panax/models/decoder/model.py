@@ -1,5 +1,6 @@
 """The decoder: embed, run the stacked layers, normalize."""
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +27,7 @@ class Decoder(Module):
 
     Attributes:
         value_head: Values of actions, for objectives that train them.
+        embedding_norm: Norm of the embeddings; None for none.
     """
 
     embedding: Embedding
@@ -35,6 +37,7 @@ class Decoder(Module):
     head: Head | None
     config: DecoderConfig = eqx.field(static=True)
     value_head: ValueHead | None = None
+    embedding_norm: Norm | None = None
 
     @classmethod
     def build(cls, key: jax.Array, config: DecoderConfig) -> "Decoder":
@@ -46,18 +49,25 @@ class Decoder(Module):
         (4, 256, 1024)
         """
         embedding_key, position_key, head_key, layer_key = jax.random.split(key, 4)
-        sizes = {"vocab": config.vocab_rows, "embed": config.embed, "position": config.max_length}
+        norm = functools.partial(
+            Norm.build,
+            key,
+            config.embed,
+            kind=config.norm,
+            epsilon=config.norm_epsilon,
+            unit_offset=config.norm_unit_offset,
+        )
+        sizes = {
+            "vocab": config.vocab_rows,
+            "embed": config.embed,
+            "position": config.max_length + config.position_offset,
+        }
         return cls(
             embedding=Embedding.create(embedding_key, sizes, table=init_padded(normal(std=0.02), config.vocab_size)),
             positions=PositionEmbedding.create(position_key, sizes) if config.learned_positions else None,
             stacks=build_stacks(layer_key, config.stacks, config.block),
-            final_norm=Norm.build(
-                key,
-                config.embed,
-                kind=config.norm,
-                epsilon=config.norm_epsilon,
-                unit_offset=config.norm_unit_offset,
-            ),
+            final_norm=norm(),
+            embedding_norm=norm() if config.embed_norm else None,
             head=None
             if config.tied
             else Head.create(head_key, sizes, table=init_padded(normal("embed"), config.vocab_size)),
@@ -106,7 +116,12 @@ class Decoder(Module):
                 x = x * jnp.asarray(math.sqrt(self.config.embed), dtype)
             if self.config.embed_multiplier != 1.0:
                 x = (x.astype(jnp.float32) * self.config.embed_multiplier).astype(dtype)
-            return materialize(x if self.positions is None else x + self.positions(position, dtype))
+            if self.embedding_norm is not None:
+                x = self.embedding_norm(x)
+            if self.positions is None:
+                return materialize(x)
+            offset = self.config.position_offset
+            return materialize(x + self.positions(position + offset if offset else position, dtype))
 
     @property
     def output_table(self) -> Any:

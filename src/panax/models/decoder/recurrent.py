@@ -11,9 +11,9 @@ from ...layers.block import Block
 from .config import DecoderConfig, LayerKind, require
 
 ATTENTION_SETTINGS = (
-    "heads", "kv_heads", "head_dim", "head_sizes", "latent", "qk_norm", "qk_norm_scope", "qk_norm_after_rotary", "attention_bias",
-    "attention_output_bias", "attention_gate", "rotary", "rotaries", "windows", "attention_sinks", "attention_clip",
-    "attention_soft_cap", "query_scale",
+    "heads", "kv_heads", "head_dim", "head_sizes", "latent", "qk_norm", "qk_norm_scope", "qk_norm_after_rotary",
+    "qk_norm_layers", "window_kind", "alibi_slopes", "attention_bias", "attention_output_bias", "attention_gate",
+    "rotary", "rotaries", "windows", "attention_sinks", "attention_clip", "attention_soft_cap", "query_scale",
 )  # fmt: skip
 """Fields that have no effect if no layer attends."""
 
@@ -29,12 +29,14 @@ class RecurrentConfig(DecoderConfig, abc.ABC):
 
     Attributes:
         mixer: The `LayerKind.mixer` of the recurrent layers.
+        attention_only: True if attention may be in all layers.
         attention_layers: Indices of the attention layers, ascending; the others have a recurrent mixer.
         ffn: Width of the feed-forward layer; 0 for none, in a model without attention.
         rotary: None for attention without positions.
     """
 
     mixer: ClassVar[str]
+    attention_only: ClassVar[bool] = False
 
     attention_layers: tuple[int, ...] = ()
 
@@ -46,7 +48,7 @@ class RecurrentConfig(DecoderConfig, abc.ABC):
             f"model.attention_layers={layers}; expected ascending numbers below num_layers={self.num_layers}",
         )
         require(
-            len(layers) < self.num_layers,
+            self.attention_only or len(layers) < self.num_layers,
             f"model.attention_layers={layers} are all layers; use a DecoderConfig, or leave some to recurrent mixers",
         )
         require(

@@ -15,14 +15,14 @@ from ..json_values import is_json
 from ..rotary_positions import RotaryMapping
 from ..tensor_names import GATED, MULTI_HEAD, ROTARY_ABSENT, ROTARY_KEYS, map_weights, without
 
-_UNBOUNDED = tuple([0.0, infinity] for infinity in (math.inf, {"__float__": "Infinity"}))
+UNBOUNDED = tuple([0.0, infinity] for infinity in (math.inf, {"__float__": "Infinity"}))
 """Time-step limits of unlimited length, as older and newer versions write them."""
 
 _INPUTS = "(ssm_heads ssm_head_dim|ssm_groups ssm_state|ssm_groups ssm_state)"
 _PROJECTED = f"(ssm_heads ssm_head_dim|{_INPUTS[1:-1]}|ssm_heads) embed"
 
 
-def _mixer(start: str) -> dict[str, tuple]:
+def map_mixer(start: str) -> dict[str, tuple]:
     """Return the sources of a mixer's parameters; input projection and convolution are one tensor each."""
     projections = {f"mixer.w_{name}": part for part, name in enumerate(("z", "x", "b", "c", "dt"))}
     inputs = {name: part for part, name in enumerate(("x", "b", "c"))}
@@ -90,11 +90,11 @@ MAMBA2 = Family(
         "conv_kernel": 4,
         "use_conv_bias": True,
     },
-    only={"use_bias": (False,), "hidden_act": ("silu", "swish"), "time_step_limit": _UNBOUNDED},
+    only={"use_bias": (False,), "hidden_act": ("silu", "swish"), "time_step_limit": UNBOUNDED},
     weights=map_weights(
         "backbone.",
         {"embedding.table": ("embeddings.weight", "vocab embed"), "final_norm.scale": ("norm_f.weight", "norm")},
-        {"mixer_norm.scale": ("norm.weight", "norm"), **_mixer("mixer")},
+        {"mixer_norm.scale": ("norm.weight", "norm"), **map_mixer("mixer")},
     ),
     config=HybridConfig,
     read=_read_mamba2,
@@ -155,7 +155,7 @@ BAMBA = Family(
     only={
         "mlp_bias": (False,),
         "mamba_proj_bias": (False,),
-        "time_step_limit": _UNBOUNDED,
+        "time_step_limit": UNBOUNDED,
         "hidden_act": ("silu", "swish"),
     },
     weights=map_weights(
@@ -168,7 +168,7 @@ BAMBA = Family(
             "mixer_norm.scale": ("input_layernorm.weight", "norm"),
             "attention_norm.scale": ("input_layernorm.weight", "norm"),
             "feed_forward_norm.scale": ("pre_ff_layernorm.weight", "norm"),
-            **_mixer("mamba"),
+            **map_mixer("mamba"),
             **MULTI_HEAD,
             **{ours: (theirs.replace("mlp.", "feed_forward."), axes) for ours, (theirs, axes) in GATED.items()},
         },

@@ -1,0 +1,1 @@
+"""Families from before the names that Llama introduced."""
