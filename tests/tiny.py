@@ -4,7 +4,15 @@ import numpy as np
 
 from panax.layers import GateClamp, LinearScaling, Rotary, YarnScaling
 from panax.layers.moe.moe_config import MoE
-from panax.models import ConvolutionConfig, DecoderConfig, DecoderTask, DeltaNetConfig, HeadSizes, SublayerConfig
+from panax.models import (
+    ConvolutionConfig,
+    DecoderConfig,
+    DecoderTask,
+    DeltaNetConfig,
+    HeadSizes,
+    SideBySideConfig,
+    SublayerConfig,
+)
 from panax.optim import AdamW, Schedule
 
 CONFIG = DecoderConfig(
@@ -63,6 +71,7 @@ DELTA = {"norm_epsilon": 0.05, "delta_heads": 8, "delta_value_dim": 8, "delta_ke
 CONVOLUTIONS = "short convolutions and experts, attention in every second layer"
 CHUNKS = "chunks of attention, growing queries, experts that weigh their inputs"
 SUBLAYERS = "layers of one sub-layer, with experts"
+SIDE_BY_SIDE = "attention and state spaces side by side"
 ALIBI = "linear biases of scores, normalized embeddings"
 LEARNED = "learned positions after unused rows"
 
@@ -193,6 +202,19 @@ FEATURES: dict[str, DecoderConfig] = {
         activation="relu_squared",
         rotary=None,
         feed_forward=MoE(experts=4, active=2, ffn=16, shared=16, scores="sigmoid", selection_bias=True, balance=0.1),
+    ),
+    SIDE_BY_SIDE: SideBySideConfig(
+        **SIZES,
+        ssm_heads=4,
+        ssm_head_dim=8,
+        ssm_groups=2,
+        ssm_state=8,
+        ssm_norm=False,
+        key_multiplier=0.7,
+        attention_in_multiplier=1.3,
+        ssm_out_multiplier=0.6,
+        ssm_multipliers=(0.9, 1.2, 0.7, 1.1, 0.8),
+        gate_multiplier=1.4,
     ),
     ALIBI: DecoderConfig(
         **SIZES,

@@ -75,6 +75,23 @@ NEMOTRON = {
     "mamba_head_dim": 8,
     "n_groups": 2,
 }
+FALCON_H1 = {
+    "rms_norm_eps": 1e-3,
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.4,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.6,
+    "ssm_in_multiplier": 0.8,
+    "ssm_out_multiplier": 1.4,
+    "ssm_multipliers": [0.9, 1.2, 0.7, 1.1, 0.8],
+    "mlp_multipliers": [1.5, 0.6],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
 DELTA = {
     "head_dim": 16,
     "rms_norm_eps": 0.05,
@@ -270,6 +287,11 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h_dense": ("nemotron_h", {
         **ROTARY, **NEMOTRON, "layers_block_type": [LINEAR_ATTENTION, "mlp", FULL, "mlp"], "time_step_min": 0.5,
     }),
+    "persimmon": ("persimmon", {**LAYERS, "rope_parameters": HALF}),
+    "falcon_h1": ("falcon_h1", {
+        **THREE, **FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+    }),
+    "falcon_h1_plain": ("falcon_h1", {**THREE, **FALCON_H1, "attention_bias": True}),
     "bloom": ("bloom", {
         **COMMON, "hidden_size": 48, "n_layer": 3, "n_head": 6, "hidden_dropout": 0.0, "layer_norm_epsilon": 1e-3,
     }),

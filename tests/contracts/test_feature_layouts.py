@@ -14,6 +14,7 @@ TOGETHER = {
     tiny.CONVOLUTIONS,
     tiny.CHUNKS,
     tiny.SUBLAYERS,
+    tiny.SIDE_BY_SIDE,
     tiny.ALIBI,
     tiny.LEARNED,
 }
@@ -27,7 +28,9 @@ def cases() -> list:
         first, tier = LAYOUTS[number % 2], pytest.mark.slow if name in TOGETHER else pytest.mark.full
         result.append(pytest.param(name, (first,), marks=tier, id=f"{name}-one"))
         others = (LAYOUTS[(number + 1) % 2], *MORE)
-        result.append(pytest.param(name, others, marks=pytest.mark.slow, id=f"{name}-others"))
+        # Each alone if all of them together would take minutes.
+        for at, layouts in enumerate([(each,) for each in others] if name in TOGETHER else [others]):
+            result.append(pytest.param(name, layouts, marks=pytest.mark.slow, id=f"{name}-others{at or ''}"))
     return result
 
 

@@ -19,6 +19,7 @@ from panax.models import (
     DecoderTask,
     DeltaNetConfig,
     HybridConfig,
+    SideBySideConfig,
     SublayerConfig,
     compute_logits,
 )
@@ -33,6 +34,7 @@ CONFIGS = {
 OTHERS = {
     "convolutions": ConvolutionConfig(**SIZES, attention_layers=(1,)),
     "delta nets": DeltaNetConfig(**SIZES, attention_layers=(1,)),
+    "side by side": SideBySideConfig(**SIZES),
     "linear biases": DecoderConfig(**SIZES, rotary=None, alibi_slopes=(0.5, 0.1), embed_norm=True),
     "chunks": DecoderConfig(**SIZES, windows=(5, 0), window_kind="chunked"),
     "sublayers": SublayerConfig(**SIZES, sublayers=("attention", "feed_forward")),

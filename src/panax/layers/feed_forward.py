@@ -126,6 +126,7 @@ class FeedForward(Module):
 
     Attributes:
         clamp: Bounds of a gated layer, in place of its activation.
+        gate_multiplier: Factor of the gate, before its activation.
     """
 
     activation: Activation = eqx.field(static=True)
@@ -135,6 +136,7 @@ class FeedForward(Module):
     b_up: Float[Array, " ffn"] | None = parameter(constant(0.0))
     b_down: Float[Array, " norm"] | None = parameter(constant(0.0))
     clamp: GateClamp | None = eqx.field(static=True, default=None)
+    gate_multiplier: float = eqx.field(static=True, default=1.0)
 
     @classmethod
     def build(
@@ -168,6 +170,8 @@ class FeedForward(Module):
         up, *gate = contract_gathered(x, *(("batch seq embed, embed ffn -> batch seq ffn", w) for w in weights))
         if self.b_up is not None:
             up = add_bias(up, self.b_up, "ffn")
+        if self.gate_multiplier != 1.0:
+            gate = [each * self.gate_multiplier for each in gate]
         hidden = activate(self.activation, self.clamp, gate[0] if gate else None, up)
         down = contract("batch seq ffn, ffn embed -> batch seq embed", hidden, self.w_down)
         return down if self.b_down is None else add_bias(down, self.b_down, "norm")

@@ -8,6 +8,7 @@ from .decoder.delta import DeltaNetConfig
 from .decoder.logits import compute_logits
 from .decoder.mamba import HybridConfig
 from .decoder.model import Decoder
+from .decoder.side_by_side import SideBySideConfig
 from .decoder.sublayers import SublayerConfig
 from .decoder.task import DecoderTask
 from .flops import training_flops_per_image, training_flops_per_token
@@ -42,8 +43,8 @@ __all__ = [
     "ComputeType", "ConvolutionConfig", "Decoder", "DecoderConfig", "DecoderObjective", "DecoderTask", "DeltaNetConfig",
     "Distill", "Dlrm", "DlrmConfig", "DlrmTask", "HeadSizes", "HeadedDecoder", "HeadedTask", "HstuConfig",
     "HybridConfig", "Kto", "LoRA", "NextToken", "PolicyGradient", "Preference", "RewardTask", "SequenceTask",
-    "SublayerConfig", "TextClassifierTask", "TextEmbedderTask", "TwoTower", "TwoTowerConfig", "TwoTowerTask", "Vit",
-    "VitConfig", "VitTask", "compute_logits", "count_active_parameters", "count_parameters", "item_vectors",
-    "query_vectors", "retrieval_metrics", "sequence_item_vectors", "training_flops_per_image",
+    "SideBySideConfig", "SublayerConfig", "TextClassifierTask", "TextEmbedderTask", "TwoTower", "TwoTowerConfig",
+    "TwoTowerTask", "Vit", "VitConfig", "VitTask", "compute_logits", "count_active_parameters", "count_parameters",
+    "item_vectors", "query_vectors", "retrieval_metrics", "sequence_item_vectors", "training_flops_per_image",
     "training_flops_per_token", "write_vectors",
 ]  # fmt: skip

@@ -93,6 +93,10 @@ def is_overruled(raw: dict[str, Any], path: tuple[str, ...]) -> bool:
         return raw["new_decoder_architecture"] == (key == "multi_query")
     if key in MIXTURE and "layers_block_type" in raw:
         return "moe" not in raw["layers_block_type"]
+    if key == "mamba_expand":
+        return raw.get("mamba_d_ssm") is not None
+    if key == "mamba_norm_before_gate":
+        return not raw["mamba_rms_norm"]
     if key == "interleave_moe_layer_step":
         return raw["moe_layers"] is not None
     if key in ("n_group", "topk_group"):

@@ -121,6 +121,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Family], Family]]] = {
     "steps without their floor": ("nemotron_h", fixed("ssm_step_floor", 0.0)),
     "embeddings without their norm": ("bloom", with_fields(embed_norm=False)),
     "values for keys": ("bloom", takes("layers.attention.w_k", "layers.attention.w_v")),
+    "a multiplier of keys left out": ("falcon_h1", fixed("key_multiplier", 1.0)),
     "chunks for sliding windows": ("llama4_text", with_fields(window_kind="sliding")),
     "weights on the output of experts": (
         "llama4_text",

@@ -138,11 +138,12 @@ class Attention(Module):
         """
         q, k, v, gate = self._project(x, position)
         k, v = local_shared_heads(q.shape[2], k, v)
+        options = self._options(q.shape[-1])
         q, k, v = self._add_alibi(q, k, v, position)
         if self.chunks is not None:
             refuse_exact("chunked attention")
             segment = self.chunks.segments(position, segment)
-        attended = attend(q, k, v, segment, over_devices, self._options())
+        attended = attend(q, k, v, segment, over_devices, options)
         return self._output(checkpoint_name(attended, "attention"), gate)
 
     @property
@@ -191,9 +192,10 @@ class Attention(Module):
             write_positions(cache.k, k.swapaxes(1, 2), start, axis=1),
             write_positions(cache.v, v.swapaxes(1, 2), start, axis=1),
         )
-        options = self._options()
+        head_dim = self.w_q.shape[-1]
+        options = self._options(head_dim)
         mask = MaskRule(causal=True, window=options.window)
-        scores = ScoreRule(mask=mask, scale=self._scale, soft_cap=options.soft_cap)
+        scores = ScoreRule(mask=mask, scale=self._scale(head_dim), soft_cap=options.soft_cap)
         chunk = None if self.chunks is None else self.chunks.length
         attended = cached_attention(q, CachedKeys(cache.k, cache.v, start, chunk), scores, options.sinks)
         return self._output(attended, gate), cache
@@ -231,23 +233,24 @@ class Attention(Module):
             )
         return q, k
 
-    def _options(self) -> AttentionOptions:
+    def _options(self, head_dim: int) -> AttentionOptions:
         sinks = None if self.sinks is None else gather(self.sinks, "heads", jnp.float32)
         # Additional features don't change the factor of scores.
-        scale = self._scale if self.alibi else self.scale
+        scale = self._scale(head_dim) if self.alibi else self.scale
         return AttentionOptions(self.causal, self.window, self.soft_cap, scale, sinks)
 
-    @property
-    def _scale(self) -> float:
-        return self.w_q.shape[-1] ** -0.5 if self.scale is None else self.scale
+    def _scale(self, head_dim: int) -> float:
+        return head_dim**-0.5 if self.scale is None else self.scale
 
     def _add_alibi(
         self, q: jax.Array, k: jax.Array, v: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return add_alibi(q, k, v, position, slope_parts(self.alibi, self._scale)) if self.alibi else (q, k, v)
+        if not self.alibi:
+            return q, k, v
+        return add_alibi(q, k, v, position, slope_parts(self.alibi, self._scale(q.shape[-1])))
 
     def _output(self, attended: jax.Array, gate: jax.Array | None) -> jax.Array:
-        attended = attended[..., : self.w_q.shape[-1]] if self.alibi else attended
+        attended = attended[..., :-FEATURES] if self.alibi else attended
         if gate is not None:
             attended = attended * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(attended.dtype)
         out = contract("batch seq heads head_dim, heads head_dim embed -> batch seq embed", attended, self.w_o)

@@ -59,6 +59,8 @@ class StateSpace(Module):
 
     Attributes:
         step_floor: Smallest step size.
+        multipliers: Factors of the projections: z, x, b, c and the step size; none for 1.
+        scale: None for an output that is gated and not normalized.
         norm_groups: Number of parts of the inner width that are normalized separately; 1 normalizes all of it
             together.
     """
@@ -80,9 +82,10 @@ class StateSpace(Module):
     dt_bias: Float[Array, " ssm_heads"] = parameter(quantiles(first_step))
     a_log: Float[Array, " ssm_heads"] = parameter(quantiles(lambda share: math.log(1.0 + 15.0 * share)))
     d: Float[Array, " ssm_heads"] = parameter(constant(1.0))
-    scale: Float[Array, "ssm_heads ssm_head_dim"] = parameter(constant(1.0))
+    scale: Float[Array, "ssm_heads ssm_head_dim"] | None = parameter(constant(1.0))
     w_o: Float[Array, "ssm_heads ssm_head_dim embed"] = parameter(normal("ssm_heads", "ssm_head_dim"))
     step_floor: float = eqx.field(static=True, default=0.0)
+    multipliers: tuple[float, ...] = eqx.field(static=True, default=())
 
     @classmethod
     def build(
@@ -98,12 +101,15 @@ class StateSpace(Module):
         conv_bias: bool = True,
         norm_by_group: bool = False,
         step_floor: float = 0.0,
+        multipliers: tuple[float, ...] = (),
+        norm: bool = True,
         epsilon: float = 1e-5,
         output_gain: float = 1.0,
     ) -> "StateSpace":
         """Initialize a layer of `heads * head_dim` inner features.
 
         Args:
+            norm: False for no norm of the gated output.
             norm_by_group: True to normalize the features of each group's heads separately instead of all
                 together.
         """
@@ -112,6 +118,7 @@ class StateSpace(Module):
         fields: dict = {"w_o": normal("ssm_heads", "ssm_head_dim", gain=output_gain)}
         if not conv_bias:
             fields |= dict.fromkeys(("conv_bias_x", "conv_bias_b", "conv_bias_c"))
+        fields |= {"multipliers": multipliers, **({} if norm else {"scale": None})}
         fields |= {"norm_groups": groups if norm_by_group else 1, "epsilon": epsilon, "step_floor": step_floor}
         return cls.create(key, sizes, **fields)
 
@@ -199,6 +206,8 @@ class StateSpace(Module):
             ("batch seq embed, embed ssm_groups ssm_state -> batch seq ssm_groups ssm_state", self.w_c),
             ("batch seq embed, embed ssm_heads -> batch seq ssm_heads", self.w_dt),
         )
+        if self.multipliers:
+            z, x, b, c, dt = (each * factor for each, factor in zip((z, x, b, c, dt), self.multipliers, strict=True))
         step = jax.nn.softplus(add_bias(dt.astype(jnp.float32), self.dt_bias, "ssm_heads"))
         return z, jnp.maximum(step, self.step_floor) if self.step_floor else step, (x, b, c)
 
@@ -222,8 +231,10 @@ class StateSpace(Module):
             jnp.float32
         )
         y = y * jax.nn.silu(z.astype(jnp.float32))
-        y = y * jax.lax.rsqrt(self._mean_squares(y) + self.epsilon)[..., None]
-        y = (y * gather(self.scale, HEADS, jnp.float32)[None, None]).astype(z.dtype)
+        if self.scale is not None:
+            y = y * jax.lax.rsqrt(self._mean_squares(y) + self.epsilon)[..., None]
+            y = y * gather(self.scale, HEADS, jnp.float32)[None, None]
+        y = y.astype(z.dtype)
         equation = "batch seq ssm_heads ssm_head_dim, ssm_heads ssm_head_dim embed -> batch seq embed"
         return contract(equation, y, self.w_o)
 

@@ -37,6 +37,7 @@ class HybridConfig(RecurrentConfig):
         ssm_state: State size N: columns of a head's state.
         conv_taps: Kernel width of the convolution before the scan.
         conv_bias: True if the convolution has a bias.
+        ssm_norm: Normalize the gated outputs of mixers, each group of heads separately.
         ssm_step_floor: Smallest step size of the recurrence (Nemotron-H).
         rotary: None for attention without positions.
     """
@@ -48,6 +49,7 @@ class HybridConfig(RecurrentConfig):
     ssm_state: int = 128
     conv_taps: int = 4
     conv_bias: bool = True
+    ssm_norm: bool = True
     ssm_step_floor: float = 0.0
 
     mixer: ClassVar[str] = STATE_SPACE
@@ -89,8 +91,25 @@ def build_state_space_block(key: jax.Array, config: HybridConfig, kind: LayerKin
     """
     mixer_key, feed_key, norm_key = jax.random.split(key, 3)
     norm = norm_builder(config)
-    mixer = StateSpace.build(
-        mixer_key,
+    mixer = build_state_space(mixer_key, config)
+    return StateSpaceBlock(
+        mixer_norm=norm(norm_key, config.embed),
+        mixer=mixer,
+        feed_forward_norm=norm(norm_key, config.embed) if fed else None,
+        feed_forward=build_feed_forward(feed_key, config, kind, config.output_gain) if fed else None,
+        dropout=config.dropout,
+    )
+
+
+def build_state_space(key: jax.Array, config: HybridConfig, multipliers: tuple[float, ...] = ()) -> StateSpace:
+    """Initialize a state-space mixer.
+
+    Args:
+        multipliers: Factors of its projections.
+    """
+    factors = () if all(each == 1.0 for each in multipliers) else multipliers
+    return StateSpace.build(
+        key,
         config.embed,
         heads=config.ssm_heads,
         head_dim=config.ssm_head_dim,
@@ -100,15 +119,10 @@ def build_state_space_block(key: jax.Array, config: HybridConfig, kind: LayerKin
         conv_bias=config.conv_bias,
         norm_by_group=True,
         step_floor=config.ssm_step_floor,
+        multipliers=factors,
+        norm=config.ssm_norm,
         epsilon=config.norm_epsilon,
         output_gain=config.output_gain,
-    )
-    return StateSpaceBlock(
-        mixer_norm=norm(norm_key, config.embed),
-        mixer=mixer,
-        feed_forward_norm=norm(norm_key, config.embed) if fed else None,
-        feed_forward=build_feed_forward(feed_key, config, kind, config.output_gain) if fed else None,
-        dropout=config.dropout,
     )
 
 

@@ -9,7 +9,7 @@ from ..family import Family
 _LINEAGES = (
     "gpt", "llama", "qwen", "gemma", "mistral", "deepseek", "dbrx", "mamba", "glm", "phi", "olmo", "granite", "cohere",
     "exaone", "smollm", "hunyuan", "ernie", "neox", "minimax", "early.falcon", "early.opt", "early.alibi",
-    "hybrid.lfm", "hybrid.llama4", "hybrid.nemotron_h",
+    "hybrid.lfm", "hybrid.llama4", "hybrid.nemotron_h", "hybrid.falcon_h1",
 )  # fmt: skip
 """In the order in which a configuration that several families express is written."""
 

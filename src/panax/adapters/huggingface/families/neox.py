@@ -1,7 +1,7 @@
-"""GPT-NeoX and Pythia, StableLM, StarCoder 2, Nemotron 4 and Jais 2: layer norms with biases.
+"""GPT-NeoX and Pythia, StableLM, StarCoder 2, Nemotron 4, Jais 2 and Persimmon: layer norms with biases.
 
-Sources: the modeling and configuration files of `transformers` 5.23 (gpt_neox, stablelm, starcoder2, nemotron, jais2), and the
-released configurations.
+Sources: the modeling and configuration files of `transformers` 5.23 (gpt_neox, stablelm, starcoder2, nemotron, jais2,
+persimmon), and the released configurations.
 """
 
 from ..family import Family
@@ -37,6 +37,33 @@ _OUTSIDE = {
     **with_biases({"final_norm.scale": ("norm.weight", "norm")}),
 }
 
+_FOUR_TIMES = {
+    "feed_forward.w_up": ("mlp.dense_h_to_4h.weight", "ffn embed"),
+    "feed_forward.b_up": ("mlp.dense_h_to_4h.bias", "ffn"),
+    "feed_forward.w_down": ("mlp.dense_4h_to_h.weight", "embed ffn"),
+    "feed_forward.b_down": ("mlp.dense_4h_to_h.bias", "norm"),
+}
+"""The same, with the names of the first of these families."""
+
+
+def _fused_heads(start: str) -> dict[str, tuple]:
+    """Return the sources of an attention's parameters: for each head its query, key and value in one tensor."""
+    axes = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
+    fused = f"{start}.query_key_value"
+    return {
+        **{
+            f"attention.w_{name}": (f"{fused}.weight", f"({axis} 3 head_dim) embed", part)
+            for part, (name, axis) in enumerate(axes.items())
+        },
+        **{
+            f"attention.b_{name}": (f"{fused}.bias", f"({axis} 3 head_dim)", part)
+            for part, (name, axis) in enumerate(axes.items())
+        },
+        "attention.w_o": (f"{start}.dense.weight", "embed (heads head_dim)"),
+        "attention.b_o": (f"{start}.dense.bias", "norm"),
+    }
+
+
 GPT_NEOX = Family(
     model_type="gpt_neox",
     title="GPT-NeoX and Pythia",
@@ -66,18 +93,8 @@ GPT_NEOX = Family(
         },
         {
             **_NORMS,
-            "attention.w_q": ("attention.query_key_value.weight", "(heads 3 head_dim) embed", 0),
-            "attention.w_k": ("attention.query_key_value.weight", "(kv_heads 3 head_dim) embed", 1),
-            "attention.w_v": ("attention.query_key_value.weight", "(kv_heads 3 head_dim) embed", 2),
-            "attention.w_o": ("attention.dense.weight", "embed (heads head_dim)"),
-            "attention.b_q": ("attention.query_key_value.bias", "(heads 3 head_dim)", 0),
-            "attention.b_k": ("attention.query_key_value.bias", "(kv_heads 3 head_dim)", 1),
-            "attention.b_v": ("attention.query_key_value.bias", "(kv_heads 3 head_dim)", 2),
-            "attention.b_o": ("attention.dense.bias", "norm"),
-            "feed_forward.w_up": ("mlp.dense_h_to_4h.weight", "ffn embed"),
-            "feed_forward.b_up": ("mlp.dense_h_to_4h.bias", "ffn"),
-            "feed_forward.w_down": ("mlp.dense_4h_to_h.weight", "embed ffn"),
-            "feed_forward.b_down": ("mlp.dense_4h_to_h.bias", "norm"),
+            **_fused_heads("attention"),
+            **_FOUR_TIMES,
         },
         head="embed_out.weight",
     ),
@@ -167,4 +184,53 @@ JAIS2 = Family(
     whole_heads=True,
 )
 
-FAMILIES = (GPT_NEOX, STABLELM, STARCODER2, NEMOTRON, JAIS2)
+PERSIMMON = Family(
+    model_type="persimmon",
+    title="Persimmon",
+    architecture="PersimmonForCausalLM",
+    fields={
+        "norm": "layer",
+        "gated": False,
+        "attention_bias": True,
+        "attention_output_bias": True,
+        "feed_forward_bias": True,
+    },
+    keys=without(
+        ROTARY_KEYS,
+        "kv_heads",
+        "head_dim",
+        "attention_bias",
+        "attention_output_bias",
+        norm_epsilon="layer_norm_eps",
+        qk_norm="qk_layernorm",
+    ),
+    absent={
+        "max_position_embeddings": 16384,
+        "hidden_act": "relu2",
+        "layer_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "qk_layernorm": True,
+    },
+    rotary=RotaryMapping(fraction=0.5),
+    weights=map_weights(
+        "model.",
+        {
+            "embedding.table": ("embed_tokens.weight", "vocab embed"),
+            **with_biases({"final_norm.scale": ("final_layernorm.weight", "norm")}),
+        },
+        {
+            **_NORMS,
+            **_fused_heads("self_attn"),
+            **with_biases(
+                {
+                    "attention.q_norm.scale": ("self_attn.q_layernorm.weight", "norm"),
+                    "attention.k_norm.scale": ("self_attn.k_layernorm.weight", "norm"),
+                }
+            ),
+            **_FOUR_TIMES,
+        },
+    ),
+    whole_heads=True,
+)
+
+FAMILIES = (GPT_NEOX, STABLELM, STARCODER2, NEMOTRON, JAIS2, PERSIMMON)
