@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         add_reference,
         add_teacher,
         at,
+        branch,
         check,
         compile_step,
         evaluate,
@@ -48,6 +49,7 @@ __getattr__ = lazy_getattr(
         "presets.experiments": ("preset",),
         "presets.released_model": ("adapted_model", "released_model"),
         "run": ("Experiment", "Result", "check", "compile_step", "evaluate", "fit", "load", "open_run", "sweep"),
+        "run.replay.branch": ("branch",),
         "run.replay.opened_step": ("at",),
         "run.tools.batch_search": ("find_batch",),
         "run.tools.lr_search": ("find_lr",),
@@ -90,6 +92,6 @@ register_serializable_module("panax.environments", "Acrobot", "Brax", "CartPole"
 
 __all__ = [
     "CompiledStep", "Experiment", "Program", "Result", "Task", "__version__", "adapted_model", "adapters", "add_reference",
-    "add_teacher", "at", "check", "compile_step", "evaluate", "find_batch", "find_lr", "fit", "hooks", "is_debugging",
+    "add_teacher", "at", "branch", "check", "compile_step", "evaluate", "find_batch", "find_lr", "fit", "hooks", "is_debugging",
     "join", "load", "open_run", "preset", "released_model", "report", "simulate", "sweep", "time_to_loss",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from ..core.errors import CheckpointError, DamagedError, PanaxError, StoreError
 from ..job.agreement import any_process, broadcast_text, is_process_zero
 from ..job.heartbeat import heartbeat
 from ..stores import LocalStore, Store, open_store
+from .branches import live_branches
 from .checkpoint_index import CheckpointIndex, parse_step, step_folder
 from .chunk_reader import Checkpoint
 from .commit import SaveAttempt, commit, discard, publish_part, remove, sweep, write_part
@@ -251,6 +252,9 @@ class Checkpointer:
             if is_process_zero():
                 removed = [step for step in reversed(self.steps()) if not is_kept(self.open(step).manifest)]
                 if removed:
+                    needed = live_branches(self.store)
+                    removed = [step for step in removed if step not in needed]
+                if removed:
                     self._remove(removed)
         if not is_process_zero():
             self._saved.invalidate()
@@ -380,6 +384,7 @@ class Checkpointer:
             | {newest}
         )
         keep |= set([step for step in good if back_to is not None and step <= back_to][-self.config.keep_last :])
+        keep |= set(live_branches(self.store)) if len(keep) < len(self._saved.manifests) else set()
         for step, manifest in list(self._saved.manifests.items()):
             forever = self.config.keep_every and step % self.config.keep_every == 0 and step in good
             # A damaged one is left for a user to inspect until newer ones have replaced it.

@@ -58,6 +58,9 @@ usage: panax COMMAND ...
   at RUN STEP            a step again, to the bit: its batch, rows, activations,
     [--without-row I]      gradients, updates, the first value that is not
     [--set SETTING=VALUE]  finite; what if one thing were changed
+  branch RUN --at STEP --name NEW
+                         a run that begins at that checkpoint, with another
+    [--set SETTING=VALUE]  setting, on the same data and random bits
   report RUN [RUN...]    one page about a run, or several side by side: curves,
     [--rate PRICE]         time, incidents, cost
   simulate [RUN] --devices N
@@ -143,6 +146,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from .commands.history.at import open_step
 
         return open_step
+    if name == "branch":
+        from .commands.history.branch import make_branch
+
+        return make_branch
     if name == "report":
         from .commands.report import report
 
@@ -162,17 +169,17 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 
 COMMANDS = (
     "train", "launch", "status", "logs", "stop", "cordon", "uncordon", "sweep", "find", "inspect", "check", "data", "generate",
-    "serve", "evaluate", "export", "merge", "checkpoint", "at", "report", "simulate", "compare",
+    "serve", "evaluate", "export", "merge", "checkpoint", "at", "branch", "report", "simulate", "compare",
     "recipes",
 )  # fmt: skip
 
 JAX_FREE_COMMANDS = ("launch", "status", "logs", "stop", "cordon", "uncordon", "report", "simulate")
 """Commands that do not import jax."""
 
-TRAINING_COMMANDS = ("train", "sweep", "find")
+TRAINING_COMMANDS = ("train", "sweep", "find", "branch")
 """Commands that train in this process."""
 
-OUTPUT_OPTIONAL_COMMANDS = ("train", "launch", "sweep")
+OUTPUT_OPTIONAL_COMMANDS = ("train", "launch", "sweep", "branch")
 """Commands that continue if their output can't be written."""
 
 

@@ -9,6 +9,7 @@ from .folder.trained_model import load_model as load
 from .loop import Run
 from .plain_step import PlainStep, compile_step
 from .preparation import prepare
+from .replay.branch import branch
 from .replay.opened_step import at
 from .replay.step_view import StepView
 from .reporting.generation import TextModel, generate_text
@@ -24,6 +25,6 @@ from .tools.teacher import add_teacher
 __all__ = [
     "BatchSearch", "EvaluateConfig", "Experiment", "LoadedModel", "PlainStep", "ProbeConfig", "QuestionConfig",
     "RateSearch", "Result", "RollbackConfig", "Run", "StepView", "Sweep", "TextModel", "VerifyConfig", "add_reference",
-    "add_teacher", "at", "check", "compile_step", "evaluate", "find_batch", "find_lr", "fit", "generate_text", "load",
+    "add_teacher", "at", "branch", "check", "compile_step", "evaluate", "find_batch", "find_lr", "fit", "generate_text", "load",
     "open_run", "prepare", "replace_data", "sweep",
 ]  # fmt: skip

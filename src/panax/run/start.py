@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..checkpoint import Checkpoint, Checkpointer, MemoryTier, exclusive_writer, raise_on_all_processes
+from ..checkpoint.branches import live_branches, read_origin
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.run_record import read_record
 from ..core.errors import CheckpointError, DamagedError
@@ -24,6 +25,7 @@ from .experiment import Experiment
 from .folder.addresses import base_folder
 from .folder.attachments import CLASSES, MODEL, RELEASED
 from .folder.base_model import find_base, resumed_base
+from .folder.branch_settings import check_branch_settings
 from .folder.description import serialize_config
 from .folder.initial_state import init_state
 from .folder.previous_run import RUN_FILES, SETTINGS, archive_run, check_same_run, find_resume_position
@@ -107,6 +109,7 @@ def open_folder(prepared: PreparedRun, say: LogFn, *, fresh: bool = False) -> It
                 reject_symlinks(folder)
                 locks.enter_context(exclusive_writer(where))
                 if fresh:
+                    _check_no_branches(where)
                     archive_run(experiment, say)
         checkpointer = Checkpointer(where, config, build_attachments(prepared), say)
         with raise_on_all_processes():
@@ -121,6 +124,20 @@ def open_folder(prepared: PreparedRun, say: LogFn, *, fresh: bool = False) -> It
             raise
         # The exception that ended the run is the one to show, not that of a save that failed as well.
         checkpointer.finish()
+
+
+def _check_no_branches(where: str) -> None:
+    """Check that no branch needs a checkpoint that `--fresh` would move.
+
+    Raises:
+        CheckpointError: A branch does.
+    """
+    needed = live_branches(open_store(where))
+    if needed:
+        names = ", ".join(each.name for references in needed.values() for each in references)
+        raise CheckpointError(
+            f"the checkpoints in {where} are the beginning of {names}; start over under another --name instead"
+        )
 
 
 def reject_symlinks(folder: Path) -> None:
@@ -219,7 +236,11 @@ def find_start(
     newest_start = restore_newest(
         prepared, checkpointer, memory, say, rollbacks=rollbacks, accept_changes=accept_changes
     )
-    start = newest_start or start_fresh(prepared, checkpointer, say, rollbacks or ())
+    start = (
+        newest_start
+        or start_branch(prepared, checkpointer, say)
+        or start_fresh(prepared, checkpointer, say, rollbacks or ())
+    )
     if start.progress.rollbacks:
         _finish_rollback(prepared, checkpointer, start.progress, say)
     return start
@@ -308,6 +329,21 @@ def start_fresh(
     state = init_state(prepared, say)
     progress = DataProgress(rollbacks=tuple(rollbacks))
     return RunStart(state, 0, None, None, progress=progress, base=find_base(prepared, state))
+
+
+def start_branch(prepared: PreparedRun, checkpointer: Checkpointer, say: LogFn) -> RunStart | None:
+    """Restore the checkpoint of another run at which this one branched off; None if this run is not a branch.
+
+    Raises:
+        CheckpointError: That checkpoint does not exist any more, or is of settings that may not change at a branch.
+    """
+    origin = read_origin(checkpointer.store)
+    if origin is None or checkpointer.damaged_steps:
+        return None
+    checkpoint = origin.open()
+    check_branch_settings(prepared.experiment, checkpoint)
+    start = start_from_checkpoint(prepared, checkpoint, say, accept_changes=True)
+    return dataclasses.replace(start, stored_step=None)
 
 
 def start_from_checkpoint(

@@ -51,6 +51,21 @@ def test_refused_flags(folder, flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_branch(folder, tmp_path, capsys):
+    """The parent's list of checkpoints names the branch; its settings differ by the flag alone."""
+    made = tmp_path / "slower"
+    flags = ["--at", "25", "--name", "slower", "--directory", str(made), "--set", "optimizer.schedule.peak=0.001"]
+    assert main(["branch", folder, *flags, "--no-train"]) == 0
+    assert sorted(path.name for path in made.rglob("*") if path.is_file()) == ["origin.json"]
+    capsys.readouterr()
+    assert main(["checkpoint", "ls", folder]) == 0
+    assert "kept for slower" in " ".join(capsys.readouterr().out.split())
+    assert main(["checkpoint", "rm", f"{folder}/checkpoints/step_00000025"]) == 4
+    assert "is the beginning of slower" in " ".join(capsys.readouterr().err.split())
+    assert main(["branch", folder, *flags, "--no-train", "--set", "seed=3"]) == 4
+    assert "random bits" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.slow
 def test_interrupted(folder):
     """Ctrl-C ends a replay with its exit code; the run's folder stays as it was."""

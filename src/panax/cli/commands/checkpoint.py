@@ -11,6 +11,7 @@ import numpy as np
 from rich.table import Column, Table
 
 from ...checkpoint import Checkpoint, Checkpointer, open_checkpoint, parse_step
+from ...checkpoint.branches import check_no_branch, live_branches
 from ...checkpoint.commit import is_link, remove
 from ...checkpoint.conversion import copy_checkpoint, export_tensors, import_tensors, reject_pickled
 from ...checkpoint.manifest import MANIFEST_FILE
@@ -79,6 +80,7 @@ def ls(where: str) -> int:
         box=None,
         pad_edge=False,
     )
+    needed = live_branches(checkpointer.store)
     names = [name for name in checkpointer.store.folders() if parse_step(name) is not None]
     if not names:
         raise CheckpointError(
@@ -97,7 +99,9 @@ def ls(where: str) -> int:
             continue
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved))
         loss = "" if manifest.metric is None else f"{manifest.metric:.4f}"
-        best = "best" if checkpointer.best() == step and loss else ""
+        notes = ["best"] if checkpointer.best() == step and loss else []
+        if step in needed:
+            notes.append(f"kept for {', '.join(each.name for each in needed[step])}")
         table.add_row(
             str(step),
             saved,
@@ -105,7 +109,7 @@ def ls(where: str) -> int:
             str(len(manifest.arrays)),
             str(len(manifest.files)),
             loss,
-            best,
+            ", ".join(notes),
         )
     console.print(f"{checkpointer.store.url}")
     console.print(table)
@@ -242,6 +246,7 @@ def rm(where: str, force: bool) -> int:
     others = [other for other in Checkpointer(parent or ".").steps() if other != step]
     if not others and not force:
         raise CheckpointError(f"{where} is the last checkpoint of its run; pass --force to remove it nevertheless")
+    check_no_branch(store, step)
     target = os.readlink(where.rstrip("/")) if is_link(store, name) else ""
     remove(store, name)
     print(f"{where} removed: a link to {target}; {target} stays" if target else f"{where} removed")

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from ...checkpoint import Checkpoint, Checkpointer
+from ...checkpoint.branches import read_origin
 from ...checkpoint.run_record import read_record
 from ...core import TrainState
 from ...core.errors import CheckpointError, DamagedError, DataError, RecipeError
@@ -201,7 +202,11 @@ def find_start_before(
             say(f"warning: the checkpoint of step {number} is not used: {error}")
             continue
         return _with_rollbacks(start, rollbacks)
-    if step <= max_steps and _trains_alike_from_start(prepared, records, step):
+    origin = read_origin(checkpointer.store)
+    if origin is not None and origin.step < step <= origin.step + max_steps:
+        start = start_from_checkpoint(prepared, origin.open(), say, accept_changes=True)
+        return _with_rollbacks(start, rollbacks or start.progress.rollbacks)
+    if origin is None and step <= max_steps and _trains_alike_from_start(prepared, records, step):
         state = init_state(prepared, say)
         return RunStart(state, 0, None, None, progress=DataProgress(rollbacks=tuple(rollbacks)))
     raise CheckpointError(describe_reach(checkpointer.steps(), step, max_steps, began))
