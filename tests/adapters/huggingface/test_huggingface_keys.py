@@ -89,7 +89,7 @@ def is_overruled(raw: dict[str, Any], path: tuple[str, ...]) -> bool:
         return kinds is not None
     if key in ("sliding_window", "use_sliding_window"):
         return raw.get("use_sliding_window") in (None, False) and "sliding_attention" not in (kinds or [])
-    if key in ("num_kv_heads", "multi_query"):
+    if key in ("num_kv_heads", "multi_query") and "new_decoder_architecture" in raw:
         return raw["new_decoder_architecture"] == (key == "multi_query")
     if key in MIXTURE and "layers_block_type" in raw:
         return "moe" not in raw["layers_block_type"]

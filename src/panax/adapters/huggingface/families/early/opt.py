@@ -51,7 +51,6 @@ OPT = Family(
         "activation_function": "relu",
         "enable_bias": True,
         "tie_word_embeddings": True,
-        "word_embed_proj_dim": None,
     },
     only={
         "do_layer_norm_before": (True,),
