@@ -170,7 +170,8 @@ def test_panax_own_classes_are_those_of_its_tasks():
     importlib.import_module("panax.models")
     panax_names = {name for name in serializable_names() if find_serializable(name).__module__.startswith("panax.")}
     assert panax_names == {
-        "DecoderTask", "DecoderConfig", "HybridConfig", "DeltaNetConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent",
+        "DecoderTask", "DecoderConfig", "HybridConfig", "DeltaNetConfig", "ConvolutionConfig",
+        "SideBySideConfig", "SublayerConfig", "Rotary", "RotaryScaling", "YarnScaling", "Latent",
         "MoE", "Pipeline", "DynamicScaling", "LinearScaling", "LongScaling", "GateClamp", "HeadSizes", "BaseWidth", "LoRA",
         "TextClassifierTask", "TextEmbedderTask", "RewardTask", "Distill", "Kto", "NextToken", "Preference", "PolicyGradient",
         "VitTask", "VitConfig", "DlrmTask", "DlrmConfig", "TwoTowerTask", "TwoTowerConfig", "SequenceTask", "HstuConfig",

@@ -44,6 +44,7 @@ class SublayerConfig(HybridConfig):
             not self.attention_layers,
             f"model.attention_layers={self.attention_layers}; sublayers names the layers, leave attention_layers ()",
         )
+        require(self.ffn >= 0, f"model.ffn={self.ffn}; expected 0 or more")
         require(self.latent is None, "model.latent with sublayers; their attention has none, leave it None")
         require(self.ffn >= 0, f"model.ffn={self.ffn}; expected a width, or 0 without a feed-forward")
         moe = self.feed_forward
