@@ -282,7 +282,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
         **{key: value for key, value in ROTARY.items() if key != "num_hidden_layers"}, **NEMOTRON,
         "layers_block_type": [LINEAR_ATTENTION, "moe", FULL, "mlp", LINEAR_ATTENTION, "moe"],
         "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-        "moe_shared_expert_intermediate_size": 24, "routed_scaling_factor": 1.7,
+        "moe_shared_expert_intermediate_size": 24, "routed_scaling_factor": 1.7, "time_step_min": 0.25,
     }),
     "nemotron_h_dense": ("nemotron_h", {
         **ROTARY, **NEMOTRON, "layers_block_type": [LINEAR_ATTENTION, "mlp", FULL, "mlp"], "time_step_min": 0.5,

@@ -65,7 +65,7 @@ def test_refused_settings(parent, tmp_path):
             panax.branch(
                 parent, 4, "other", recipe=dataclasses.replace(parent, **changes), directory=str(tmp_path / "other")
             )
-    with pytest.raises(CheckpointError, match="no checkpoint of step 3.*2, 4, 6"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 3.*2, 4, 6"):
         panax.branch(parent, 3, "other")
     with pytest.raises(RecipeError, match="not the parent's"):
         panax.branch(parent, 4, parent.name)

@@ -126,6 +126,7 @@ class Family:
         config: The class of settings that it expresses, `DecoderConfig` or one that extends it.
         complete: Fills in the keys that `transformers` derives from others, or rejects them.
         computed: Fields that `read` returns.
+        read_keys: Keys that `read` or `complete` alone reads, which may be absent.
         read: (config.json, a function that rejects a key with a reason) to the fields that the tables lack.
         write: A configuration to the keys that the tables lack, and to the problems that config.json can't
             express.
@@ -143,6 +144,7 @@ class Family:
     config: type[DecoderConfig] = DecoderConfig
     complete: CompleteFn | None = None
     computed: tuple[str, ...] = ()
+    read_keys: tuple[str, ...] = ()
     read: ReadFn | None = None
     write: WriteFn | None = None
     activation_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -174,7 +176,9 @@ class Family:
     def extra_keys(self) -> set[str]:
         """Keys that mappings read in addition to those in `keys`."""
         mixture, layers = self.mixture, None if self.rotary is None else self.rotary.layers
-        found = {self.windows.length_key, *self.windows.keys} | (set() if layers is None else {*layers.keys})
+        found = {self.windows.length_key, *self.windows.keys, *self.read_keys} | (
+            set() if layers is None else {*layers.keys}
+        )
         if mixture is not None:
             found |= {*mixture.keys.values(), *mixture.absent, *mixture.other_names.values()}
         return found

@@ -93,7 +93,7 @@ BLOOM = Family(
         "norm_epsilon": "layer_norm_epsilon",
         "tied": "tie_word_embeddings",
     },
-    absent={"seq_length": 2048, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, **dict.fromkeys(_ALIASES)},
+    absent={"seq_length": 2048, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
     only={"apply_residual_connection_post_layernorm": (False,)},
     weights=map_weights(
         "transformer.",
@@ -132,6 +132,7 @@ BLOOM = Family(
     ),
     complete=_complete,
     computed=("alibi_slopes", "ffn"),
+    read_keys=tuple(_ALIASES),
     read=_read_bloom,
     write=_write_bloom,
     whole_heads=True,

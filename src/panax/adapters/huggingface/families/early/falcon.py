@@ -134,6 +134,7 @@ FALCON = Family(
     ),
     varying=_norms,
     computed=("kv_heads", "parallel_residual", "shared_norm"),
+    read_keys=("num_kv_heads", "num_ln_in_parallel_attn", *_FLAGS),
     read=_read,
     write=_write,
     whole_heads=True,

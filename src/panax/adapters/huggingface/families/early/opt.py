@@ -85,6 +85,7 @@ OPT = Family(
             "feed_forward.b_down": ("fc2.bias", "norm"),
         },
     ),
+    read_keys=("word_embed_proj_dim",),
     complete=_check_width,
     write=_write,
     whole_heads=True,

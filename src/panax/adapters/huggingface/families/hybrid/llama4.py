@@ -76,8 +76,6 @@ LLAMA4 = Family(
         "head_dim": 128,
         "rms_norm_eps": 1e-5,
         "intermediate_size_mlp": 16384,
-        "moe_layers": None,
-        "use_qk_norm": True,
     },
     rotary=RotaryMapping(theta=500_000.0, interleaved=True, layers=ListedOrGrowing()),
     windows=WindowMapping(
@@ -119,6 +117,7 @@ LLAMA4 = Family(
         other_names={"num_local_experts": "num_experts"},
     ),
     complete=_complete,
+    read_keys=("moe_layers", "use_qk_norm"),
     computed=("qk_norm", "qk_norm_scope", "qk_norm_layers", "qk_norm_after_rotary"),
     read=_read_norms,
     write=_write,

@@ -107,10 +107,8 @@ NEMOTRON_H = Family(
         "conv_kernel": 4,
         "use_conv_bias": True,
         "time_step_min": 0.001,
-        "hybrid_override_pattern": None,
-        "layer_types": None,
-        **dict.fromkeys(_OLDER),
     },
+    read_keys=("hybrid_override_pattern", "layer_types", *_OLDER),
     only={
         "attention_bias": (False,),
         "mlp_bias": (False,),
