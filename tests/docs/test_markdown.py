@@ -31,7 +31,7 @@ import panax.cli.commands.simulate
 import panax.core.errors
 import panax_compare.command
 from panax.checkpoint import CheckpointConfig, MemoryConfig
-from panax.cli.commands.inspect import split_flags
+from panax.cli.commands.inspect import split_flags, split_lock_flags
 from panax.cli.commands.islands import island_flags
 from panax.cli.commands.train import NON_SETTING_FLAGS
 from panax.cli.main import COMMANDS, main
@@ -139,7 +139,7 @@ def check_command(arguments: list[str], where: str) -> None:
             if "--help" in rest:
                 find_recipe(rest[0])
             elif command == "inspect":
-                experiment_from(split_flags(rest)[0], command)
+                experiment_from(split_flags(split_lock_flags(rest)[0])[0], command)
             else:
                 experiment_from([flag for flag in rest if flag not in NON_SETTING_FLAGS], command)
         elif command == "data":

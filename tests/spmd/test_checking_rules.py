@@ -17,7 +17,6 @@ from panax.spmd.sharding_marks import (
     ValueState,
     assert_cotangent_sharding,
     assert_sharding,
-    mark_linear,
     mark_shared_cotangent,
 )
 
@@ -77,10 +76,18 @@ CASES = {
         lambda x, y: jax.vjp(lambda x: assert_cotangent_sharding(x, {"tensor": ValueState.SPLIT}) * 2, x[0])[1](y.sum(axis=0))[0],
         (WHOLE, SPLIT), Kind.SPLIT, (0,),
     ),
-    "a term that is said to be linear": (
-        lambda x: mark_linear(jnp.abs(x.sum(axis=0)), x.sum(axis=0)), (SPLIT,), Kind.PARTIAL, (),
+    "sums by blocks of a device's rows": (
+        lambda x: sums_by_blocks(jnp.tile(x, (9, 1)), jnp.arange(len(x) * 9) // 4, 9), (SPLIT,), Kind.PARTIAL, (),
     ),
-    "a split value that is said to be linear": (lambda x: mark_linear(jnp.abs(x), x), (SPLIT,), Kind.SPLIT, (0,)),
+    "sums by blocks at a device's own places": (
+        lambda x: sums_by_blocks(jnp.ones((ROWS // 2, 3)), jnp.argsort(x[:, 0]), 9), (SPLIT,), Kind.PARTIAL, (),
+    ),
+    "sums by blocks of columns": (
+        lambda x: sums_by_blocks(jnp.tile(x, (9, 1)), jnp.arange(len(x) * 9) // 4, 18), (COLUMN,), Kind.SPLIT, (1,),
+    ),
+    "sums by blocks of whole rows": (
+        lambda x: sums_by_blocks(jnp.tile(x, (9, 1)), jnp.arange(len(x) * 9) // 4, 18), (WHOLE,), Kind.WHOLE, (),
+    ),
     "sums by blocks of a term": (
         lambda x: sums_by_blocks(jnp.outer(jnp.ones(3), x.sum(axis=0)), jnp.array([0, 0, 1]), 2), (SPLIT,),
         Kind.PARTIAL, (),

@@ -24,17 +24,23 @@ def run_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return list(results) if equation.primitive.multiple_results else [results]
 
 
-def source_line(equation: JaxprEqn) -> str:
+def source_line(equation: JaxprEqn, general: Sequence[str] = ()) -> str:
     """Return the innermost line outside of JAX that traced an equation, as "FILE:LINE (FUNCTION)"; empty if it is not
     known.
+
+    Args:
+        general: Parts of paths, such as "panax/spmd/", of files that are passed over if another file has a line.
 
     >>> "(<lambda>)" in source_line(jax.make_jaxpr(lambda x: x * 2.0)(1.0).eqns[0])
     True
     """
     traceback = equation.source_info.traceback
-    for frame in () if traceback is None else traceback.frames:
-        if not frame.file_name.startswith(_LIBRARIES):
-            return f"{_short_path(frame.file_name)}:{frame.line_num} ({frame.function_name.rpartition('.')[2]})"
+    frames = [
+        frame for frame in (() if traceback is None else traceback.frames) if not frame.file_name.startswith(_LIBRARIES)
+    ]
+    own = [frame for frame in frames if not any(part in frame.file_name for part in general)]
+    for frame in own or frames:
+        return f"{_short_path(frame.file_name)}:{frame.line_num} ({frame.function_name.rpartition('.')[2]})"
     return ""
 
 

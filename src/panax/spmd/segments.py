@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..core.layout.target import Target
-from .sharding_marks import mark_linear
+from .sharding_marks import mark_segment_sums
 
 BLOCK = 32
 """Rows summed by one matmul: a row costs 2 x BLOCK FLOPs per element, and each level has BLOCK times fewer
@@ -73,7 +73,7 @@ def sums_by_blocks(
         down = found(values, jnp.inf)
         return jnp.where(up & down, jnp.nan, jnp.where(up, jnp.inf, jnp.where(down, -jnp.inf, sums)))
 
-    return mark_linear(jax.lax.cond(finite.all(), lambda: sums, with_others), rows)
+    return mark_segment_sums(jax.lax.cond(finite.all(), lambda: sums, with_others), rows, segment)
 
 
 def _sums_of_finite(

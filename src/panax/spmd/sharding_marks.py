@@ -35,14 +35,14 @@ class ValueState(enum.Enum):
 
 
 class ShardingMark(enum.Enum):
-    """Kind of mark: asserted without a check, checked, a cotangent divided among devices, or linear in an
-    operand.
+    """Kind of mark: asserted without a check, checked, a cotangent divided among devices, or sums of rows by
+    segment.
     """
 
     DECLARED = "declared"
     EXPECTED = "expected"
     SHARED = "shared"
-    LINEAR = "linear"
+    SEGMENT_SUMS = "segment_sums"
 
 
 mark_p = define_primitive(
@@ -134,11 +134,14 @@ def mark_shared_cotangent(x: jax.Array, axes: MeshAxes) -> jax.Array:
     return _marked(x, ShardingMark.SHARED, tuple((axis, (ValueState.PARTIAL,)) for axis in axes), "")
 
 
-def mark_linear(x: jax.Array, operand: jax.Array) -> jax.Array:
-    """Mark `x` as linear in `operand` although its operations are not: if `operand` is partial, so is `x`."""
+def mark_segment_sums(sums: jax.Array, rows: jax.Array, segment: jax.Array) -> jax.Array:
+    """Mark `sums` as the sums of rows by segment, whatever operations computed them: of rows that devices have different ones
+    of, they are partial sums."""
     layout = current_layout()
     axes = () if layout is None else tuple((axis, ()) for axis, size in layout.sizes.items() if size > 1)
-    return mark_p.bind(x, operand, mark=ShardingMark.LINEAR, holds=axes, label="", dim=0) if axes else x
+    if not axes:
+        return sums
+    return mark_p.bind(sums, rows, segment, mark=ShardingMark.SEGMENT_SUMS, holds=axes, label="", dim=0)
 
 
 def _marked(

@@ -53,6 +53,7 @@ from ...train.compiled_step import CompiledStep
 from ..overrides import asks_for_help, experiment_from
 from ..plugins import start_jax, suppress_plugin_warnings
 from ..recipes import built_in_recipes
+from ..step_locks import locked_arguments, make_lock, report_changes, write_lock
 
 LogFn = Callable[[str], None]
 
@@ -68,6 +69,9 @@ HELP = """\
   --target h100x64  for devices that you don't have (v5p-128, ...)
   --no-compile      only what tracing shows, in a second or two
   --settings        all settings too, with open ones filled in
+  --lock FILE       write the step's cost to a file, for a repository
+  --check FILE      compare it with that file: what has changed, in words
+                    (exit code 6); without RECIPE, the file's own
   --mesh auto       choose the layout over the devices
 """
 
@@ -109,6 +113,9 @@ def inspect(arguments: Sequence[str]) -> int:
     step."""
     if asks_for_help(arguments, "inspect", HELP):
         return 0
+    arguments, lock, check = split_lock_flags(arguments)
+    if check is not None and not arguments:
+        arguments = locked_arguments(check)
     if not arguments or arguments[0].startswith("-"):
         raise RecipeError(f"expected `panax inspect RECIPE`; the recipes are {', '.join(sorted(built_in_recipes()))}")
     console = plain_console()
@@ -130,6 +137,8 @@ def inspect(arguments: Sequence[str]) -> int:
         subject = _sketch_subject(experiment_from(rest, "inspect"), target, devices, say)
     if measurements is not None:
         _check_profile(subject, *measurements)
+    if lock is not None or check is not None:
+        return _lock(subject, arguments, lock, check)
     print_parameters(subject, console)
     if isinstance(subject.step, CompiledStep):
         batch = subject.batch()
@@ -142,6 +151,51 @@ def inspect(arguments: Sequence[str]) -> int:
         console.print("settings")
         console.print_json(json.dumps(serialize_config(_resolved(subject))))
     return 0
+
+
+def split_lock_flags(arguments: Sequence[str]) -> tuple[list[str], str | None, str | None]:
+    """Return the arguments without `--lock` and `--check`, and the files of these flags.
+
+    Raises:
+        RecipeError: Both are given, or one without a file.
+    """
+    rest, files = [], dict.fromkeys(("--lock", "--check"))
+    remaining = iter(arguments)
+    for argument in remaining:
+        name, equals, value = argument.partition("=")
+        if name not in files:
+            rest.append(argument)
+            continue
+        files[name] = value if equals else next(remaining, "")
+        if not files[name]:
+            raise RecipeError(f"{name} needs a file, such as {name} step.lock.json")
+    lock, check = files.values()
+    if lock is not None and check is not None:
+        raise RecipeError("--lock writes the file that --check reads; pass one of them")
+    return rest, lock, check
+
+
+def _lock(subject: Subject, arguments: Sequence[str], lock: str | None, check: str | None) -> int:
+    """Write the lock of a step, or compare the step with one; return an exit code."""
+    step = subject.step
+    if not isinstance(step, CompiledStep) or (not subject.task.names_axes and step.placement.devices.size > 1):
+        raise RecipeError(
+            f"the communication of {arguments[0]} is not known from a trace, since XLA partitions its program; a lock is of "
+            f"steps with named axes, or on one device"
+        )
+    abstract, shardings = step.program.abstract, step.shardings
+    state_bytes = {
+        "parameters": _bytes(abstract.params, shardings.params)[1],
+        "optimizer": _bytes(abstract.optimizer_state, shardings.optimizer_state)[1],
+    }
+    made = make_lock(arguments, step, subject.batch(), state_bytes)
+    if lock is not None:
+        print(write_lock(made, lock))
+        return 0
+    assert check is not None
+    lines, code = report_changes(made, check)
+    print("\n".join(lines))
+    return code
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], Hardware | None, bool, str | None]:

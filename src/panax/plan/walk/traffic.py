@@ -11,7 +11,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from ...core.jax_primitives import collective_axes
+from ...compiling.equations import source_line
+from ...core.jax_primitives import JaxprEqn, collective_axes
 from ...core.layout.declarations import find_comm_tag
 from ...mesh.rules import MESH_AXES, MeshAxes
 from ..collectives import CollectiveKind, ring_wire_bytes
@@ -35,6 +36,10 @@ _PART = re.compile(r"[\w.*:]+")
 _WRAPPERS = frozenset({"transpose", "jvp", "vmap", "checkpoint", "rematted_computation", "remat", "panax_wall"})
 
 
+_GENERAL = ("panax/spmd/", "panax/core/")
+"""Where collectives are written for all layers: the line that called is meant."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Traffic:
     """One collective of a step.
@@ -44,6 +49,7 @@ class Traffic:
         sent: Bytes that a device sends in one execution.
         times: Executions in one step.
         scope: Its named scope in the program.
+        equation: The equation of the program that it is; None if it was made otherwise.
     """
 
     kind: CollectiveKind
@@ -51,6 +57,12 @@ class Traffic:
     sent: int
     times: ExecutionCount
     scope: str
+    equation: JaxprEqn | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @property
+    def source(self) -> str:
+        """Return the line of a layer, or of a loss, that traced it, as "FILE:LINE (FUNCTION)"; empty if unknown."""
+        return "" if self.equation is None else source_line(self.equation, _GENERAL)
 
     @property
     def purpose(self) -> str:
@@ -76,7 +88,7 @@ def list_traffic(program: OperationBlock, mesh: Mapping[str, int]) -> list[Traff
         kind = _KINDS.get(operation.name)
         axes = () if kind is None else _axes(operation, mesh)
         if kind is not None and axes and (sent := _sent(kind, operation, math.prod(mesh[axis] for axis in axes))):
-            traffic.append(Traffic(kind, axes, sent, times, operation.scope))
+            traffic.append(Traffic(kind, axes, sent, times, operation.scope, operation.eqn))
     return traffic
 
 

@@ -13,12 +13,14 @@ from .states import (
     ZERO,
     AxisState,
     Kind,
+    combine_states,
     declared_state,
     describe_state,
+    first_wrong,
     sharded_state,
     wrong_state,
 )
-from .values import States
+from .values import FIXED, States
 
 CollectiveRule = Callable[[Any, AxisState], AxisState]
 """(equation, state of an operand along a mesh axis that the collective uses) to the state of the result."""
@@ -121,8 +123,8 @@ def infer_mark(equation: Any, states: States, axis: str) -> tuple[AxisState, str
     mark = read_mark(equation)
     if mark is None or axis not in mark.states:
         return state, ""
-    if mark.mark is ShardingMark.LINEAR:
-        return (operands[0] if operands[0].kind is Kind.PARTIAL else state), ""
+    if mark.mark is ShardingMark.SEGMENT_SUMS:
+        return infer_segment_sums(*operands), ""
     holds = mark.states[axis]
     if mark.mark is ShardingMark.DECLARED:
         return (ZERO if state.kind is Kind.ZERO else declared_state(holds[0], mark.dim)), ""
@@ -133,6 +135,23 @@ def infer_mark(equation: Any, states: States, axis: str) -> tuple[AxisState, str
     if state.kind is Kind.WRONG:
         return UNKNOWN, state.reason
     return UNKNOWN, _unexpected(state, [allowed.name for allowed in holds])
+
+
+def infer_segment_sums(rows: AxisState, segment: AxisState) -> AxisState:
+    """Infer the state of the sums of rows by segment, [segment, width], as of a scatter that adds rows to zeros."""
+    error_state = first_wrong((rows, segment))
+    if error_state is not None:
+        return error_state
+    if rows.kind in (Kind.ZERO, Kind.PARTIAL):
+        return rows
+    if UNKNOWN in (rows, segment):
+        return UNKNOWN
+    if rows.kind in FIXED and segment.kind in FIXED:
+        return combine_states((rows, segment))
+    if 1 in rows.dims:
+        return sharded_state((1,))
+    # Each device adds its own rows: a term of the sum over devices.
+    return PARTIAL if 0 in rows.dims | segment.dims else sharded_state(())
 
 
 def _is(state: AxisState, allowed: ValueState) -> bool:
