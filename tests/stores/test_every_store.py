@@ -52,6 +52,13 @@ def test_bytes_come_back(store):
     assert store.read("empty") == b""
 
 
+def test_a_caller_may_write_into_its_memory_again(store):
+    memory = bytearray(b"first" * 1000)
+    store.write("a", [memoryview(memory)])
+    memory[:5] = b"later"
+    assert store.read("a") == b"first" * 1000
+
+
 def test_what_is_there_is_listed_by_path(store):
     assert store.list() == store.list("a") == []
     assert store.folders() == store.folders("a") == []

@@ -54,6 +54,7 @@ class ObjectStore:
         self._policy = policy or RetryPolicy()
         if address.scheme == "memory":
             self._policy = dataclasses.replace(self._policy, missing_attempts=1, stagger_seconds=0.0)
+        self._keeps_buffers = address.scheme == "memory"
         # Google and Azure return 404 for the deletion of a missing object, S3 does not.
         self._missing_is_deleted = address.scheme != "s3"
         self._clients = Clients(address)
@@ -76,6 +77,9 @@ class ObjectStore:
         return cls(url, policy)
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        if self._keeps_buffers:
+            # The caller may write into its memory again.
+            parts = [bytes(part) for part in parts]
         key, size = self._key(path), sum(len(part) for part in parts)
         part_bytes = PART_BYTES if size > ONE_PUT_BYTES else None
         expected = entity_tag(parts, part_bytes)
