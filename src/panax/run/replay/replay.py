@@ -17,6 +17,7 @@ from ...core.errors import CheckpointError, DamagedError, DataError, RecipeError
 from ...data.loading.prefetch import PrefetchIterator
 from ...job.agreement import is_process_zero
 from ...stores import open_store
+from ...system.files import expand_user
 from ...train import CompiledStep
 from ..experiment import Experiment
 from ..feed import DeviceBatch, prefetch_to_device
@@ -314,7 +315,7 @@ def run_folder(run: str | Path) -> Path:
     """
     if "://" in str(run):
         raise CheckpointError(f"{run} is not a run's folder; logs are in a folder of this machine, like runs/NAME")
-    folder = Path(run).expanduser()
+    folder = expand_user(run)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} does not exist; name a run's folder, like runs/NAME")
     return folder
