@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ... import comms, data, kernels, mesh, optim
@@ -78,7 +78,7 @@ def _built(value: Any, where: str, classes: Mapping[str, type]) -> Any:
     return deserialize_config(value, where, classes)
 
 
-def _opaque_values(value: Any) -> Any:
+def _opaque_values(value: Any) -> Iterator[str]:
     """Yield the descriptions of values that JSON can't represent, such as "<optax.chain #a1b2>"."""
     if isinstance(value, str) and value.startswith("<") and value.endswith(">"):
         yield value

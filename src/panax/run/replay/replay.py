@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -286,18 +287,12 @@ def read_scalars(scalars: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-Rebuild = Callable[[str, str], Experiment]
-"""Builds an experiment from the text of its settings, and their address."""
-
-
 def settings_at(records: RunRecords, checkpoint: Checkpoint | None, step: int) -> tuple[str, str]:
     """Return the settings of a run at a step, as JSON, and their address.
 
     Raises:
         CheckpointError: Neither the sessions nor a checkpoint have any.
     """
-    import json
-
     session = records.session_of(step)
     if session is not None and isinstance(session.facts.get("settings"), dict):
         return json.dumps(session.facts["settings"]), f"the session of step {step} in {records.folder}"
